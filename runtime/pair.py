@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engines.base import Engine, Step
+from engines.base import Engine
 from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
@@ -24,6 +23,7 @@ from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.speculation.planner import DraftCosts
+from runtime.step_times import LEVELS, draft_seconds, step_seconds
 
 log = logging.getLogger(__name__)
 
@@ -165,39 +165,11 @@ def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | 
         plain: dict[str, Any] = dict.fromkeys(kind.options)  # the others have none of these
         own = placement if name == kind.provider else replace(placement, provider=name, **plain)
         engines[name] = open_engine(folder, own, rows)
-    seconds = {name: _draft_seconds(engine) for name, engine in engines.items()}
+    seconds = {name: draft_seconds(one, 1) + draft_seconds(one, one.spec.rows) for name, one in engines.items()}
     best = min(seconds, key=seconds.__getitem__)
-    each = ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in seconds.items())
+    each = ", ".join(f"{name} {500 * taken:.2f} ms" for name, taken in seconds.items())
     log.info("the auxiliary runs on provider %s: drafts take %s", best, each)
     return engines[best]
-
-
-def _draft_seconds(engine: Engine, levels: int = 4, beams: int = 4) -> float:
-    """Seconds of the steps of a draft behind a prompt, the mean of one row and of all rows, each the least of a few."""
-    spec = engine.spec
-    length = min(128, spec.capacity)
-    start, taken = length - (levels - 1) * beams, 0.0
-    columns = torch.arange(length)
-    engine.step(Step.causal(torch.zeros(spec.rows, start, dtype=torch.int64), 0, spec.capacity, columns[:0]))
-    for rows in (1, spec.rows):
-        steps = [Step.causal(torch.zeros(rows, 2, dtype=torch.int64), start - 2, spec.capacity, columns[1:2])]
-        for level in range(levels - 1):
-            first = torch.full((rows,), start + level * beams)
-            behind = columns - start  # each beam sees the slots of its own above it
-            sees = (behind < 0) | ((behind % beams == columns[:beams, None]) & (behind < (level + 1) * beams))
-            mask = sees.expand(rows, 1, beams, length)
-            tokens = torch.zeros(rows, beams, dtype=torch.int64)
-            out = torch.empty(rows, beams, spec.vocab_size, dtype=spec.torch_dtype)
-            steps.append(Step(tokens, tokens + start + level, first, mask.contiguous(), columns[:beams], out=out))
-        least = math.inf
-        for _ in range(8):
-            began = time.perf_counter()
-            for step in steps:
-                engine.step(step)
-            least = min(least, time.perf_counter() - began)
-        taken += least / 2
-    engine.cache.reset()
-    return taken
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -243,23 +215,10 @@ def store_costs(folder: Path) -> None:
         InvalidInput: the pair does not run here.
     """
     pair = open_pair(folder)
-    one, many = _step_seconds(pair.target, 1), _step_seconds(pair.target, 17)
-    level, node = _step_seconds(pair.auxiliary, 1) / one, max(0.0, many - one) / 16 / one
+    one, many = (step_seconds(pair.target, tokens) for tokens in (1, 17))
+    level, node = draft_seconds(pair.auxiliary, 1) / LEVELS / one, max(0.0, many - one) / 16 / one
     costs = DraftCosts(round(level, 3), round(node, 3))
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
-
-
-def _step_seconds(engine: Engine, tokens: int) -> float:
-    """The least seconds of a few steps of one row over so many tokens, behind a prompt."""
-    start, least = min(96, engine.spec.capacity - tokens), math.inf
-    engine.step(Step.causal(torch.zeros(1, start, dtype=torch.int64), 0, engine.spec.capacity, torch.arange(0)))
-    step = Step.causal(torch.zeros(1, tokens, dtype=torch.int64), start, engine.spec.capacity, torch.arange(tokens))
-    for _ in range(16):
-        began = time.perf_counter()
-        engine.step(step).cpu()
-        least = min(least, time.perf_counter() - began)
-    engine.cache.reset()
-    return least
 
 
 def _read_costs(values: object) -> DraftCosts:

@@ -110,10 +110,7 @@ def _tune(options: argparse.Namespace, examples: Sequence[Example]) -> None:
         if not grid_of(base.method):
             raise InvalidInput("method", base.method, "it has nothing to tune")
     use_torch()
-    llm = LLM(
-        options.pair,
-        RuntimeConfig(prefix_tokens=0, max_beam_width=max(GRID["beam_width"]), **given_options(options, RuntimeConfig)),
-    )
+    llm = LLM(options.pair, RuntimeConfig(prefix_tokens=0, **given_options(options, RuntimeConfig)))
     for base, example in itertools.product(bases, examples):
         largest = replace(base, draft_len=llm.config.max_draft_len, beam_width=max(GRID["beam_width"]))
         llm.requests(example.prompt, largest)  # refuses what does not fit

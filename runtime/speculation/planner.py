@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from mtad.params import LONGEST, DecodingParams
 from runtime.scheduler.request import Acceptance, Request
 
+FIRST = 4
+"""The length that is tried first."""
+
 INTERVAL = 4
 """Blocks from one choice to the next, and of a probe."""
 
@@ -86,7 +89,8 @@ class Planner:
     def __init__(self, longest: int = LONGEST, costs: DraftCosts | None = None) -> None:
         self._lengths = draft_lengths(min(longest, LONGEST))
         self._costs = costs or DraftCosts()
-        self.length = self._choice = self._lengths[min(3, len(self._lengths) - 1)]
+        self._first = max(length for length in self._lengths if length <= FIRST)
+        self.length = self._choice = self._first
         self.adapts = False
         self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
         self._typical = defaultdict[str, Acceptance](Acceptance)
@@ -194,8 +198,7 @@ class Planner:
         fixed = max(self._length(request, 0) for request in requests)
         measured = {n: times for (count, n), times in self._seconds.items() if count == rows}
         # at a new number of rows two lengths are run, since a line needs two; one where a fixed row makes both the same
-        first = lengths[min(3, len(lengths) - 1)]
-        untried = [n for n in (first, 0) if max(n, fixed) not in measured]
+        untried = [n for n in (self._first, 0) if max(n, fixed) not in measured]
         if untried and len(measured) < 2:
             self.length = self._choice = untried[0]
             return

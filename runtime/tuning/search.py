@@ -20,7 +20,7 @@ from runtime.tuning.measure import FIGURES, Point, measure, speedup, with_error
 
 GRID: dict[str, tuple[Any, ...]] = {
     "draft_len": ("auto", 2, 3, 4, 6, 8),
-    "beam_width": (1, 2, 4, 8),
+    "beam_width": (1, 2, 4),
     "accept_threshold": (0.02, 0.06, 0.2, 0.6, 1.0, 1.4),
     "draft_confidence": (0.0, 0.03, 0.1, 0.3),
 }

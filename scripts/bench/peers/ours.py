@@ -24,7 +24,8 @@ def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
         while waiting or running:
             while waiting and len(running) < job["in_flight"]:
                 number, prompt = waiting.pop()
-                request = llm.add(prompt, replace(params, seed=1000 * job["seed"] + number))
+                seed = None if params.automatic else 1000 * job["seed"] + number  # with one, no load is followed
+                request = llm.add(prompt, replace(params, seed=seed))
                 running[request.id] = number
             for request in llm.step():
                 texts.append((running.pop(request.id), llm.result(request).token_ids))

@@ -36,7 +36,7 @@ LOSSLESS = ("block", "specinfer", "traversal")
 METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "bild", "mmtad_sample")
 
 
-def _prefer(runtime: str, engine: Engine) -> float:
+def _prefer(runtime: str, engine: Engine, rows: int) -> float:
     """Seconds of a draft, such that the auxiliary runs on this one."""
     return float(isinstance(engine, OpenVinoEngine) != (runtime == "openvino"))
 
@@ -45,7 +45,7 @@ def _prefer(runtime: str, engine: Engine) -> float:
 def auxiliary_on_openvino() -> Iterator[None]:
     """Where it runs is otherwise a race, which ONNX Runtime wins with models as small as these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair, "_draft_seconds", partial(_prefer, "openvino"))
+        patch.setattr(pair, "draft_seconds", partial(_prefer, "openvino"))
         yield
 
 
@@ -211,7 +211,7 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
 def test_random_schedules_on_few_pages_lose_no_request_and_no_page(
     folder: Path, seed: int, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair, "_draft_seconds", partial(_prefer, runtime))
+    monkeypatch.setattr(pair, "draft_seconds", partial(_prefer, runtime))
     config = replace(FLOAT32, prefix_tokens=0)
     whole = LLM(folder, config).memory
     llm = LLM(folder, replace(config, memory=replace(whole, pages=whole.capacity // whole.page_columns).total))

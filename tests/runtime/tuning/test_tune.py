@@ -81,6 +81,7 @@ def test_what_is_tried_suits_the_method_the_engines_and_its_defaults() -> None:
     assert tuple(tuning.grid_of("speculative")) == ("draft_len", "draft_confidence")
     assert tuning.grid_of("sample") == {}
     assert max(tuning.GRID["draft_len"][1:]) <= RuntimeConfig.max_draft_len
+    assert max(tuning.GRID["beam_width"]) <= RuntimeConfig.max_beam_width
     for method in METHODS:
         here = tuning.setting_of(DecodingParams(method=method))
         for name, values in tuning.grid_of(method).items():
