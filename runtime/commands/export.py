@@ -98,8 +98,8 @@ def main() -> None:
         print_stage("measuring what drafts cost")
         try:
             store_costs(options.pair)
-        except InvalidInput as error:
-            print(f"what drafts cost was not measured: the pair does not run here ({error})", file=sys.stderr)
+        except (InvalidInput, OSError) as error:  # it does not run here, or its folder cannot be written
+            print(f"what drafts cost was not measured: {error}", file=sys.stderr)
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
