@@ -16,6 +16,12 @@ OPTIONS: dict[str, Any] = {"rows": 2, "capacity": 128, "format": "torch"}
 
 
 @pytest.fixture
+def checkpoint(checkpoints: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the target's checkpoint, to be damaged."""
+    return Path(shutil.copytree(checkpoints[0], tmp_path / "checkpoint"))
+
+
+@pytest.fixture
 def stages() -> list[str]:
     """What the last export did."""
     return []

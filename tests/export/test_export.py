@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 import onnx
 import pytest
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from engines.base import DTYPES
 from engines.folder import read_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.vocabulary import common_vocabulary
 from export.engine import expectation
 from export.estimate import estimate_pair
 from export.onnx.graph import OPSET, write_graph
@@ -33,18 +28,7 @@ from export.verification.verify import verify
 from mtad.errors import InvalidInput, VerificationFailed
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
-
-
-@pytest.fixture
-def checkpoint(checkpoints: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A copy of the target's checkpoint, to be damaged."""
-    return Path(shutil.copytree(checkpoints[0], tmp_path / "checkpoint"))
-
-
-@pytest.fixture
-def pair_copy(pair_folder: Path, tmp_path: Path) -> Path:
-    """A copy of an exported pair, to be damaged."""
-    return Path(shutil.copytree(pair_folder, tmp_path / "copy"))
+from tests.support.folders import change_json, names
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +36,10 @@ def graph(pair_folders: Callable[[str], Path]) -> onnx.ModelProto:
     return onnx.load(pair_folders("onnx") / "target" / "model.onnx", load_external_data=False)
 
 
-def change_json(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
 def state(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file with its number and time of change."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 class TestGraph:
@@ -279,251 +255,6 @@ class TestFolder:
         with pytest.raises(VerificationFailed, match=r"allowed for bfloat16: 0\.1"):
             export(format="onnx", precision="bfloat16")
         assert not list(tmp_path.iterdir())
-
-
-class TestVocabulary:
-    @pytest.fixture(scope="class")
-    def tokenizer(self, checkpoints: tuple[Path, Path]) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(checkpoints[0], local_files_only=True)
-
-    @staticmethod
-    def changed(source: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> PreTrainedTokenizerBase:
-        values = json.loads((source / "tokenizer.json").read_text())
-        change(values["model"])
-        path = folder / "tokenizer.json"
-        path.write_text(json.dumps(values))
-        return PreTrainedTokenizerFast(tokenizer_file=str(path))
-
-    def test_one_vocabulary_passes_however_much_the_embeddings_are_padded(
-        self, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        for sizes in ((300, 300), (320, 300), (300, 512)):
-            assert common_vocabulary(tokenizer, tokenizer, *sizes) == 300
-
-    def test_two_swapped_tokens_are_refused_by_name_and_ids(
-        self, tokenizer: PreTrainedTokenizerBase, checkpoints: tuple[Path, Path], tmp_path: Path
-    ) -> None:
-        words = {id: word for word, id in tokenizer.get_vocab().items()}
-
-        def swap(model: dict[str, Any]) -> None:
-            model["vocab"][words[40]], model["vocab"][words[77]] = 77, 40
-
-        other = self.changed(checkpoints[0], tmp_path, swap)
-        with pytest.raises(InvalidInput) as caught:
-            common_vocabulary(tokenizer, other, 300, 300)
-        assert f"{words[40]!r}: id 40 in the target, 77 in the auxiliary" in str(caught.value)
-
-    def test_a_token_that_one_model_lacks_is_refused_by_name(
-        self, tokenizer: PreTrainedTokenizerBase, checkpoints: tuple[Path, Path], tmp_path: Path
-    ) -> None:
-        last = max(tokenizer.get_vocab(), key=lambda word: int(tokenizer.get_vocab()[word]))
-
-        def drop(model: dict[str, Any]) -> None:
-            del model["vocab"][last]
-            model["merges"].pop()
-
-        other = self.changed(checkpoints[0], tmp_path, drop)
-        with pytest.raises(InvalidInput) as caught:
-            common_vocabulary(tokenizer, other, 300, 300)
-        assert f"{last!r}: id 299 in the target, none in the auxiliary" in str(caught.value)
-
-    def test_logits_narrower_than_the_tokenizer_are_refused(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        for name, sizes in (("target", (299, 300)), ("auxiliary", (300, 299))):
-            with pytest.raises(InvalidInput) as caught:
-                common_vocabulary(tokenizer, tokenizer, *sizes)
-            assert caught.value.field == name
-
-
-HERE, ONNX = Path(__file__), {"format": "onnx"}
-RTX: dict[str, Any] = {"format": "tensorrt-rtx", "compute_capabilities": ["8.9"]}
-STATIC = {**RTX, "precision": "fp8", "auxiliary_precision": "int8-static", "calibration": HERE}
-
-
-class TestRefusal:
-    @pytest.mark.parametrize(
-        ("field", "values", "words"),
-        [
-            ("rows", {"rows": 0}, None),
-            ("rows", {"rows": -1}, None),
-            ("capacity", {"capacity": 100}, None),
-            ("capacity", {"capacity": 0}, None),
-            ("capacity", {"capacity": -64}, None),
-            ("capacity", {"capacity": 576}, None),
-            ("precision", {"precision": "int3"}, None),
-            ("auxiliary_precision", {"auxiliary_precision": "fp32"}, None),
-            ("to", {"format": "gguf"}, None),
-            ("drafts", {"defaults": {"drafts": 3}}, None),
-            ("draft_len", {"defaults": {"draft_len": 0}}, None),
-            ("target", {"target": "/no/such/folder"}, None),
-            ("auxiliary", {"auxiliary": "no-such-folder"}, None),
-            ("precision", {"precision": "int8", "calibration": HERE}, None),
-            ("calibration", {**ONNX, "precision": "int8"}, None),
-            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
-            ("calibration", {**ONNX, "calibration": HERE}, None),
-            ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
-            (
-                "precision",
-                {**STATIC, "compute_capabilities": ["8.6", "12.0"]},
-                "8.6 does not support it; 8.9",
-            ),
-            ("precision", {**STATIC, **ONNX, "compute_capabilities": []}, "needs --to tensorrt or tensorrt-rtx"),
-            ("precision", {**STATIC, "attention": "decomposed"}, "needs --to tensorrt .*decomposed"),
-            ("auxiliary_precision", {**STATIC, "auxiliary_precision": "int8"}, "needs --to onnx"),
-            ("calibration", {**STATIC, "calibration": None}, "give text"),
-            ("compute-capability", {**RTX, "compute_capabilities": ["8.7"]}, "builds for 7.5, .*12.1; for other GPUs"),
-            ("compute-capability", {**RTX, "compute_capabilities": ["90"]}, "builds for"),
-            ("compute-capability", {**RTX, **ONNX}, "only for --to tensorrt-rtx"),
-            ("format", {**RTX, "format": "tensorrt"}, "tensorrt cannot be imported"),
-            ("attention", {**RTX, "attention": "flash"}, "operator, decomposed"),
-            ("attention", {"attention": "decomposed"}, "a checkpoint .* has only the first"),
-        ],
-    )
-    def test_bad_options_are_refused_by_name_before_anything_is_written(
-        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any], words: str | None
-    ) -> None:
-        with pytest.raises(InvalidInput, match=words) as caught:
-            export(**values)
-        assert caught.value.field == field
-        assert names(tmp_path) == set()
-
-    @pytest.mark.parametrize(
-        "error", [LocalEntryNotFoundError("offline"), HFValidationError("bad id"), OSError("no route")]
-    )
-    def test_a_hub_id_that_cannot_be_had_is_refused(
-        self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, error: Exception
-    ) -> None:
-        def fail(*args: object, **kwargs: object) -> str:
-            raise error
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-        with pytest.raises(InvalidInput, match="no such folder, and the hub") as caught:
-            export(target="owner/name")
-        assert (caught.value.field, caught.value.value) == ("target", "owner/name")
-
-    def test_a_revision_goes_to_the_hub_and_is_refused_for_a_folder(
-        self, export: Callable[..., bool], checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked = []
-
-        def download(source: str, **options: object) -> str:
-            asked.append((source, options["revision"]))
-            return str(checkpoints[0])
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        plan_pair(ExportOptions("owner/name", str(checkpoints[1]), revision="v2"))
-        assert asked == [("owner/name", "v2")]
-        for name in ("revision", "auxiliary_revision"):
-            with pytest.raises(InvalidInput, match="local folder") as caught:
-                export(**{name: "v2"})
-            assert caught.value.field == name
-
-    @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
-    def test_another_architecture_is_refused_by_name(
-        self, export: Callable[..., bool], checkpoint: Path, architecture: str
-    ) -> None:
-        change_json(checkpoint / "config.json", architectures=[architecture])
-        with pytest.raises(InvalidInput, match=architecture):
-            export(auxiliary=str(checkpoint))
-
-    @pytest.mark.parametrize(
-        ("damage", "words"),
-        [
-            (lambda c: (c / "config.json").unlink(), "no config.json"),
-            (lambda c: (c / "config.json").write_text("{"), "config.json"),
-            (lambda c: (c / "config.json").write_text("[]"), "config.json"),
-            (lambda c: change_json(c / "config.json", architectures=None), "config.json"),
-            (lambda c: change_json(c / "config.json", hidden_size=None), "config.json|does not run"),
-            (lambda c: change_json(c / "generation_config.json", eos_token_id="end"), "eos_token_id"),
-            (lambda c: change_json(c / "generation_config.json", top_k=-1), "top_k = -1.*--defaults"),
-            (lambda c: (c / "generation_config.json").write_text("[]"), "not a JSON object"),
-            (lambda c: (c / "model.safetensors").unlink(), "safetensors"),
-            (lambda c: (c / "tokenizer.json").unlink(), "tokenizer"),
-            (lambda c: (c / "tokenizer.json").write_text("{}"), "tokenizer"),
-            (lambda c: (c / "model.safetensors").write_bytes(b"\0" * 64), "weights cannot be loaded"),
-            (lambda c: change_json(c / "config.json", intermediate_size=128), "weights cannot be loaded"),
-            (lambda c: change_json(c / "config.json", num_hidden_layers=3), "weights are missing"),
-        ],
-    )
-    def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(
-        self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], words: str
-    ) -> None:
-        damage(checkpoint)
-        with pytest.raises(InvalidInput, match=words) as caught:
-            export(target=str(checkpoint))
-        assert caught.value.field == "target"
-        assert names(tmp_path) == {"checkpoint"}
-
-
-class TestOpening:
-    @pytest.mark.parametrize(
-        ("damage", "words"),
-        [
-            (lambda e: (e / "engine.json").unlink(), "no engine.json"),
-            (lambda e: (e / "engine.json").write_text("{"), "not a valid description"),
-            (lambda e: (e / "engine.json").write_text("[1]"), "not a valid description"),
-            (lambda e: (e / "engine.json").write_text("{}"), "not a valid description"),
-            (lambda e: (e / "engine.json").write_bytes(b"\xff"), "not a valid description"),
-            (lambda e: change_json(e / "engine.json", version=2), "version = 2"),
-            (lambda e: change_json(e / "engine.json", quantised=True), "quantised"),
-            (lambda e: change_json(e / "engine.json", format="plan"), "plan"),
-            (lambda e: change_json(e / "engine.json", precision="int3"), "int3"),
-            (lambda e: change_json(e / "engine.json", rows="4"), "rows"),
-            (lambda e: change_json(e / "engine.json", rows=0), "rows"),
-            (lambda e: change_json(e / "engine.json", capacity=100), "capacity"),
-            (lambda e: change_json(e / "engine.json", eos_token_ids=None), "eos_token_ids"),
-            (lambda e: (e / "tokenizer.json").write_text("{}"), "tokenizer"),
-        ],
-    )
-    def test_a_damaged_description_is_one_clear_error(
-        self, pair_copy: Path, damage: Callable[[Path], None], words: str
-    ) -> None:
-        damage(pair_copy / "target")
-        with pytest.raises(InvalidInput, match=words):
-            open_pair(pair_copy)
-
-    @pytest.mark.parametrize("action", ["missing", "damaged"])
-    def test_missing_or_damaged_model_files_are_one_clear_error(self, pair_copy: Path, action: str) -> None:
-        folder = pair_copy / "auxiliary"
-        present = [f for f in ("model.onnx", "model.onnx.data", "model.safetensors") if (folder / f).exists()]
-        assert present
-        for file in present:
-            whole = (folder / file).read_bytes()
-            if action == "missing":
-                (folder / file).unlink()
-            else:
-                (folder / file).write_bytes(whole[:50])
-            with pytest.raises(InvalidInput, match=file if action == "missing" else "cannot be opened"):
-                open_pair(pair_copy)
-            (folder / file).write_bytes(whole)
-        open_pair(pair_copy)
-
-    @pytest.mark.parametrize(
-        ("values", "words"),
-        [
-            ({"version": 9}, "version = 9"),
-            ({"vocab_size": None}, "fields missing"),
-            ({"vocab_size": 10**6}, "fewer logits"),
-            ({"defaults": [1]}, "fields missing"),
-            ({"defaults": {"gamma": 4}}, "gamma"),
-            ({"defaults": {"draft_len": 0}}, "draft_len"),
-        ],
-    )
-    def test_a_damaged_pair_is_one_clear_error(self, pair_copy: Path, values: dict[str, Any], words: str) -> None:
-        change_json(pair_copy / "pair.json", **values)
-        with pytest.raises(InvalidInput, match=words):
-            open_pair(pair_copy)
-
-    @pytest.mark.parametrize(("name", "value"), [("rows", 2), ("capacity", 128)])
-    def test_engines_that_disagree_are_refused(self, pair_copy: Path, name: str, value: int) -> None:
-        change_json(pair_copy / "auxiliary" / "engine.json", **{name: value})
-        with pytest.raises(InvalidInput) as caught:
-            open_pair(pair_copy)
-        assert caught.value.field == name
-
-    def test_a_folder_that_is_no_pair_is_refused(self, tmp_path: Path) -> None:
-        for folder, words in ((tmp_path, "no pair.json"), (tmp_path / "nowhere", "no such folder")):
-            with pytest.raises(InvalidInput, match=words):
-                open_pair(folder)
 
 
 def test_the_capacity_is_by_default_what_both_models_allow(checkpoints: tuple[Path, Path]) -> None:

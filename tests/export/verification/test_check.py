@@ -18,8 +18,8 @@ from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.check import check
 from export.verification.verify import NODES, make_cases, run_engine
-from tests.export.test_export import change_json
 from tests.support.commands import Run, assert_refused
+from tests.support.folders import change_json
 
 
 @pytest.fixture

@@ -1,0 +1,216 @@
+"""Exports and folders that cannot be: each is refused by name, and nothing is left half done."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from export.options import ExportOptions
+from export.plan import plan_pair
+from mtad.errors import InvalidInput
+from runtime.pair import open_pair
+from tests.support.folders import change_json, names
+
+
+@pytest.fixture
+def pair_copy(pair_folder: Path, tmp_path: Path) -> Path:
+    """A copy of an exported pair, to be damaged."""
+    return Path(shutil.copytree(pair_folder, tmp_path / "copy"))
+
+
+HERE, ONNX = Path(__file__), {"format": "onnx"}
+RTX: dict[str, Any] = {"format": "tensorrt-rtx", "compute_capabilities": ["8.9"]}
+STATIC = {**RTX, "precision": "fp8", "auxiliary_precision": "int8-static", "calibration": HERE}
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("field", "values", "words"),
+        [
+            ("rows", {"rows": 0}, None),
+            ("rows", {"rows": -1}, None),
+            ("capacity", {"capacity": 100}, None),
+            ("capacity", {"capacity": 0}, None),
+            ("capacity", {"capacity": -64}, None),
+            ("capacity", {"capacity": 576}, None),
+            ("precision", {"precision": "int3"}, None),
+            ("auxiliary_precision", {"auxiliary_precision": "fp32"}, None),
+            ("to", {"format": "gguf"}, None),
+            ("drafts", {"defaults": {"drafts": 3}}, None),
+            ("draft_len", {"defaults": {"draft_len": 0}}, None),
+            ("target", {"target": "/no/such/folder"}, None),
+            ("auxiliary", {"auxiliary": "no-such-folder"}, None),
+            ("precision", {"precision": "int8", "calibration": HERE}, None),
+            ("calibration", {**ONNX, "precision": "int8"}, None),
+            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
+            ("calibration", {**ONNX, "calibration": HERE}, None),
+            ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
+            (
+                "precision",
+                {**STATIC, "compute_capabilities": ["8.6", "12.0"]},
+                "8.6 does not support it; 8.9",
+            ),
+            ("precision", {**STATIC, **ONNX, "compute_capabilities": []}, "needs --to tensorrt or tensorrt-rtx"),
+            ("precision", {**STATIC, "attention": "decomposed"}, "needs --to tensorrt .*decomposed"),
+            ("auxiliary_precision", {**STATIC, "auxiliary_precision": "int8"}, "needs --to onnx"),
+            ("calibration", {**STATIC, "calibration": None}, "give text"),
+            ("compute-capability", {**RTX, "compute_capabilities": ["8.7"]}, "builds for 7.5, .*12.1; for other GPUs"),
+            ("compute-capability", {**RTX, "compute_capabilities": ["90"]}, "builds for"),
+            ("compute-capability", {**RTX, **ONNX}, "only for --to tensorrt-rtx"),
+            ("format", {**RTX, "format": "tensorrt"}, "tensorrt cannot be imported"),
+            ("attention", {**RTX, "attention": "flash"}, "operator, decomposed"),
+            ("attention", {"attention": "decomposed"}, "a checkpoint .* has only the first"),
+        ],
+    )
+    def test_bad_options_are_refused_by_name_before_anything_is_written(
+        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any], words: str | None
+    ) -> None:
+        with pytest.raises(InvalidInput, match=words) as caught:
+            export(**values)
+        assert caught.value.field == field
+        assert names(tmp_path) == set()
+
+    @pytest.mark.parametrize(
+        "error", [LocalEntryNotFoundError("offline"), HFValidationError("bad id"), OSError("no route")]
+    )
+    def test_a_hub_id_that_cannot_be_had_is_refused(
+        self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        def fail(*args: object, **kwargs: object) -> str:
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+        with pytest.raises(InvalidInput, match="no such folder, and the hub") as caught:
+            export(target="owner/name")
+        assert (caught.value.field, caught.value.value) == ("target", "owner/name")
+
+    def test_a_revision_goes_to_the_hub_and_is_refused_for_a_folder(
+        self, export: Callable[..., bool], checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def download(source: str, **options: object) -> str:
+            asked.append((source, options["revision"]))
+            return str(checkpoints[0])
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        plan_pair(ExportOptions("owner/name", str(checkpoints[1]), revision="v2"))
+        assert asked == [("owner/name", "v2")]
+        for name in ("revision", "auxiliary_revision"):
+            with pytest.raises(InvalidInput, match="local folder") as caught:
+                export(**{name: "v2"})
+            assert caught.value.field == name
+
+    @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
+    def test_another_architecture_is_refused_by_name(
+        self, export: Callable[..., bool], checkpoint: Path, architecture: str
+    ) -> None:
+        change_json(checkpoint / "config.json", architectures=[architecture])
+        with pytest.raises(InvalidInput, match=architecture):
+            export(auxiliary=str(checkpoint))
+
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            (lambda c: (c / "config.json").unlink(), "no config.json"),
+            (lambda c: (c / "config.json").write_text("{"), "config.json"),
+            (lambda c: (c / "config.json").write_text("[]"), "config.json"),
+            (lambda c: change_json(c / "config.json", architectures=None), "config.json"),
+            (lambda c: change_json(c / "config.json", hidden_size=None), "config.json|does not run"),
+            (lambda c: change_json(c / "generation_config.json", eos_token_id="end"), "eos_token_id"),
+            (lambda c: change_json(c / "generation_config.json", top_k=-1), "top_k = -1.*--defaults"),
+            (lambda c: (c / "generation_config.json").write_text("[]"), "not a JSON object"),
+            (lambda c: (c / "model.safetensors").unlink(), "safetensors"),
+            (lambda c: (c / "tokenizer.json").unlink(), "tokenizer"),
+            (lambda c: (c / "tokenizer.json").write_text("{}"), "tokenizer"),
+            (lambda c: (c / "model.safetensors").write_bytes(b"\0" * 64), "weights cannot be loaded"),
+            (lambda c: change_json(c / "config.json", intermediate_size=128), "weights cannot be loaded"),
+            (lambda c: change_json(c / "config.json", num_hidden_layers=3), "weights are missing"),
+        ],
+    )
+    def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(
+        self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], words: str
+    ) -> None:
+        damage(checkpoint)
+        with pytest.raises(InvalidInput, match=words) as caught:
+            export(target=str(checkpoint))
+        assert caught.value.field == "target"
+        assert names(tmp_path) == {"checkpoint"}
+
+
+class TestOpening:
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            (lambda e: (e / "engine.json").unlink(), "no engine.json"),
+            (lambda e: (e / "engine.json").write_text("{"), "not a valid description"),
+            (lambda e: (e / "engine.json").write_text("[1]"), "not a valid description"),
+            (lambda e: (e / "engine.json").write_text("{}"), "not a valid description"),
+            (lambda e: (e / "engine.json").write_bytes(b"\xff"), "not a valid description"),
+            (lambda e: change_json(e / "engine.json", version=2), "version = 2"),
+            (lambda e: change_json(e / "engine.json", quantised=True), "quantised"),
+            (lambda e: change_json(e / "engine.json", format="plan"), "plan"),
+            (lambda e: change_json(e / "engine.json", precision="int3"), "int3"),
+            (lambda e: change_json(e / "engine.json", rows="4"), "rows"),
+            (lambda e: change_json(e / "engine.json", rows=0), "rows"),
+            (lambda e: change_json(e / "engine.json", capacity=100), "capacity"),
+            (lambda e: change_json(e / "engine.json", eos_token_ids=None), "eos_token_ids"),
+            (lambda e: (e / "tokenizer.json").write_text("{}"), "tokenizer"),
+        ],
+    )
+    def test_a_damaged_description_is_one_clear_error(
+        self, pair_copy: Path, damage: Callable[[Path], None], words: str
+    ) -> None:
+        damage(pair_copy / "target")
+        with pytest.raises(InvalidInput, match=words):
+            open_pair(pair_copy)
+
+    @pytest.mark.parametrize("action", ["missing", "damaged"])
+    def test_missing_or_damaged_model_files_are_one_clear_error(self, pair_copy: Path, action: str) -> None:
+        folder = pair_copy / "auxiliary"
+        present = [f for f in ("model.onnx", "model.onnx.data", "model.safetensors") if (folder / f).exists()]
+        assert present
+        for file in present:
+            whole = (folder / file).read_bytes()
+            if action == "missing":
+                (folder / file).unlink()
+            else:
+                (folder / file).write_bytes(whole[:50])
+            with pytest.raises(InvalidInput, match=file if action == "missing" else "cannot be opened"):
+                open_pair(pair_copy)
+            (folder / file).write_bytes(whole)
+        open_pair(pair_copy)
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"version": 9}, "version = 9"),
+            ({"vocab_size": None}, "fields missing"),
+            ({"vocab_size": 10**6}, "fewer logits"),
+            ({"defaults": [1]}, "fields missing"),
+            ({"defaults": {"gamma": 4}}, "gamma"),
+            ({"defaults": {"draft_len": 0}}, "draft_len"),
+        ],
+    )
+    def test_a_damaged_pair_is_one_clear_error(self, pair_copy: Path, values: dict[str, Any], words: str) -> None:
+        change_json(pair_copy / "pair.json", **values)
+        with pytest.raises(InvalidInput, match=words):
+            open_pair(pair_copy)
+
+    @pytest.mark.parametrize(("name", "value"), [("rows", 2), ("capacity", 128)])
+    def test_engines_that_disagree_are_refused(self, pair_copy: Path, name: str, value: int) -> None:
+        change_json(pair_copy / "auxiliary" / "engine.json", **{name: value})
+        with pytest.raises(InvalidInput) as caught:
+            open_pair(pair_copy)
+        assert caught.value.field == name
+
+    def test_a_folder_that_is_no_pair_is_refused(self, tmp_path: Path) -> None:
+        for folder, words in ((tmp_path, "no pair.json"), (tmp_path / "nowhere", "no such folder")):
+            with pytest.raises(InvalidInput, match=words):
+                open_pair(folder)
