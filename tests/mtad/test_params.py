@@ -90,6 +90,8 @@ def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput) as caught:
         DecodingParams.from_dict({"gamma": 4})
     assert caught.value.field == "gamma"
+    with pytest.raises(InvalidInput, match="draft_len"):
+        DecodingParams.from_dict({"speculation": "adaptive"})
 
 
 @pytest.mark.parametrize("method", REMOVED)
