@@ -30,8 +30,9 @@ class ExportOptions:
             and fp8 for TensorRT. By default float32, and float16 for TensorRT (whose oldest GPUs take nothing else) and
             TensorRT-LLM.
         auxiliary_precision: of the auxiliary; by default, the target's.
-        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. Required if and
-            only if something is quantized.
+        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. By default a
+            few neutral texts of ours, of which the report says so; int8-static and fp8 need text like that in
+            production, since their scales follow from it.
         format: onnx for ONNX Runtime, torch for the reference engine, tensorrt for the GPU of this machine,
             tensorrt-rtx for GPUs of the compute capabilities given; tensorrt-llm for that library's engines, which
             `export.tensorrt_llm` builds.
@@ -77,11 +78,11 @@ class ExportOptions:
         kind = FORMATS[self.format]
         for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=True):
             self._check_precision(name, value)
-        quantized = any(value in MEASURED for value in self.precisions)
-        if quantized != (self.calibration is not None):
-            problem = "give text like that in production: the error of a quantized engine depends on it"
-            problem = problem if quantized else "nothing is quantized; leave it out"
-            raise InvalidInput("calibration", self.calibration and str(self.calibration), problem)
+        if self.calibration is not None and not self.measured:
+            raise InvalidInput("calibration", str(self.calibration), "nothing is quantized; leave it out")
+        if self.calibration is None and any(value in STATIC for value in self.precisions):
+            problem = "give text like that in production: the scales of int8-static and fp8 follow from it"
+            raise InvalidInput("calibration", None, problem)
         if self.attention not in ATTENTION or (kind.stored == "checkpoint" and self.attention != ATTENTION[0]):
             problem = f"choose one of {', '.join(ATTENTION)}; a checkpoint (--to torch) has only the first"
             raise InvalidInput("attention", self.attention, problem)
@@ -94,6 +95,11 @@ class ExportOptions:
         """Of the target and of the auxiliary."""
         precision = self.precision or (FORMATS[self.format].precisions[0] if self.format in FORMATS else "float32")
         return precision, self.auxiliary_precision or precision
+
+    @property
+    def measured(self) -> bool:
+        """Whether some engine is quantized, and so measured on text."""
+        return any(value in MEASURED for value in self.precisions)
 
     def _check_precision(self, field: str, precision: str) -> None:
         if precision not in PRECISIONS:

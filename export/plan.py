@@ -19,7 +19,7 @@ from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
-from export.quantization.report import Calibration, read_calibration
+from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
 from mtad.errors import InvalidInput
 
 
@@ -72,7 +72,7 @@ def plan_pair(
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
-    text = None if options.calibration is None else read_calibration(options.calibration, tokenizers[0])
+    text = read_calibration(options.calibration or NEUTRAL_TEXT, tokenizers[0]) if options.measured else None
     specs = [
         replace(s, build_hash=build_hash(s, t, text.sha256 if text and s.precision in MEASURED else ""))
         for s, t in zip(specs, tokenizers, strict=True)

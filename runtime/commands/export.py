@@ -103,6 +103,8 @@ def main() -> None:
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        if asked.measured and asked.calibration is None:
+            print("quantization.json: measured on bundled texts; --calibration FILE takes yours", file=sys.stderr)
         where = ", where its GPU is" if FORMATS[asked.format].stored == "plan" else ""
         print(f"next{where}: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
     print(options.pair)

@@ -47,8 +47,6 @@ class TestRefusal:
             ("target", {"target": "/no/such/folder"}, None),
             ("auxiliary", {"auxiliary": "no-such-folder"}, None),
             ("precision", {"precision": "int8", "calibration": HERE}, None),
-            ("calibration", {**ONNX, "precision": "int8"}, None),
-            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
             ("calibration", {**ONNX, "calibration": HERE}, None),
             ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
             (

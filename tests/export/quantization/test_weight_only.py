@@ -23,6 +23,7 @@ from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
 from export.options import ExportOptions
 from export.pair import export_pair
+from export.plan import plan_pair
 from export.quantization.report import compare_on_text, logits_on
 from export.quantization.weight_only import (
     WEIGHT_ONLY,
@@ -209,6 +210,14 @@ def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: p
 
 
 class TestPair:
+    def test_a_report_says_when_it_was_measured_on_bundled_text(
+        self, checkpoints: tuple[Path, Path], calibration: Path
+    ) -> None:
+        options = ExportOptions(*map(str, checkpoints), capacity=192, precision="int4", auxiliary_precision="float32")
+        bundled, own = (plan_pair(replace(options, calibration=text)).calibration for text in (None, calibration))
+        assert bundled is not None and bundled.bundled and len(bundled.texts) > 10
+        assert own is not None and not own.bundled and own.sha256 != bundled.sha256
+
     @pytest.mark.slow
     def test_each_engine_has_its_own_precision(self, mixed: Path) -> None:
         specs = [read_spec(mixed / name) for name in ("target", "auxiliary")]
@@ -234,7 +243,7 @@ class TestPair:
         sizes = [sum(f.stat().st_size for f in (mixed / name).glob("model.*")) for name in ("target",)]
         assert report["precision"] == "int4"
         assert report["bytes"]["engine"] == sizes[0] < report["bytes"]["float32"]
-        assert report["text"]["file"] == "text.jsonl"
+        assert (report["text"]["file"], report["text"]["bundled"]) == ("text.jsonl", False)
         assert report["text"]["tokens"] > 40
         assert 0 < report["text"]["kl_nats"]["mean"] < report["text"]["kl_nats"]["max"]
         assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
