@@ -13,10 +13,19 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines.base import Engine
-from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
+from engines.folder import (
+    engine_names,
+    exported_defaults,
+    open_engine,
+    read_json,
+    read_spec,
+    vocabulary_hash,
+    write_json,
+)
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
 from engines.memory import Memory
+from engines.nothing import NoEngine, without_layers
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
@@ -27,8 +36,9 @@ from runtime.step_times import LEVELS, draft_seconds, step_seconds
 
 log = logging.getLogger(__name__)
 
+
 ROLES = ("target", "auxiliary")
-"""Names of the two engine folders."""
+"""Names of the two engine folders; a pair whose drafts are looked up has the first alone."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Pair:
     """Two engines that decode together.
 
     Attributes:
+        auxiliary: `NoEngine` where drafts are looked up alone.
         vocab_size: token ids both know.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
@@ -77,6 +88,18 @@ class Pair:
         beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
 
+    def settled(self, params: DecodingParams) -> DecodingParams:
+        """A request's parameters, with drafts that this pair has.
+
+        Raises:
+            InvalidInput: they ask for the auxiliary, and there is none.
+        """
+        if not isinstance(self.auxiliary, NoEngine) or not params.uses_model:
+            return params
+        if params.draft is not None:
+            raise InvalidInput("draft", params.draft, "the pair has no auxiliary; give lookup, or leave it out")
+        return replace(params, draft="lookup")
+
     @property
     def law(self) -> str:
         """What a request gets that asks for nothing else; for people."""
@@ -109,26 +132,31 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         follow_if_launched()
     values = read_description(folder)
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
-    target, auxiliary = (read_spec(folder / name) for name in ROLES)
+    specs = {name: read_spec(folder / name) for name in values["engines"]}
+    target = specs["target"]
+    auxiliary = specs.get("auxiliary", without_layers(target))
     check_agreement(target, auxiliary, ("rows", "capacity"), vocab_size)
-    placement, why = config.placement.chosen({folder / "target": target, folder / "auxiliary": auxiliary})
-    kinds = [placement.check(spec) for spec in (target, auxiliary)]
-    weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
+    placement, why = config.placement.chosen({folder / name: spec for name, spec in specs.items()})
+    kinds = [placement.check(spec) for spec in specs.values()]
+    weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)
     keep = config.prefix_columns(target.capacity)
     if config.memory is not None and not paged:
         fitting = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep).within(config.memory).rows
         rows = fitting if rows is None else min(rows, fitting)
-    tokenizer = open_tokenizer(folder / "target", vocabulary)
-    open_tokenizer(folder / "auxiliary", vocabulary)
+    tokenizer, *_ = [open_tokenizer(folder / name, vocabulary) for name in specs]
     if ranks > 1:
         parallel = open_parallel(folder / "target", replace(target, rows=rows or target.rows), ranks, placement)
         engine: Engine = parallel
         weights["target"] = parallel.weights
     else:
         engine = open_engine(folder / "target", placement, rows)
-    drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
-    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
+    if "auxiliary" in specs:
+        drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
+        runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
+    else:
+        drafter = NoEngine(engine.spec, str(engine.device))
+        runs_on = f"target: {engine.name}{f' ({why})' if why else ''}; no auxiliary"
     log.info("%s", runs_on)
     pair = Pair(
         target=engine,
@@ -179,6 +207,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         InvalidInput: it is missing or damaged.
     """
     values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
+    values["engines"] = engine_names(values)
     try:
         return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
     except (KeyError, TypeError, ValueError):
@@ -216,7 +245,9 @@ def store_costs(folder: Path) -> None:
     """
     pair = open_pair(folder)
     one, many = (step_seconds(pair.target, tokens) for tokens in (1, 17))
-    level, node = draft_seconds(pair.auxiliary, 1) / LEVELS / one, max(0.0, many - one) / 16 / one
+    alone = isinstance(pair.auxiliary, NoEngine)
+    level = 0.0 if alone else draft_seconds(pair.auxiliary, 1) / LEVELS / one
+    node = max(0.0, many - one) / 16 / one
     costs = DraftCosts(round(level, 3), round(node, 3))
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
 

@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 
 from engines.folder import exported_defaults, read_spec, vocabulary_hash
 from engines.memory import Memory
+from engines.nothing import without_layers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.pair import ROLES, open_tokenizer, read_description
+from runtime.pair import open_tokenizer, read_description
 
 PACKED = {"MatMulNBits": ("K", "N"), "DequantizeLinear": ()}
 """Operators with quantized weights, scales and zero points behind their first input; attributes that say how many."""
@@ -32,7 +33,7 @@ def inspect(folder: Path) -> dict[str, Any]:
 
 
 def inspect_pair(folder: Path) -> dict[str, Any]:
-    """A pair: what both share, both engines, and the memory they take together by default.
+    """A pair: what its engines share, each of them, and the memory they take together by default.
 
     Raises:
         InvalidInput: the folder, or one of its engines, is damaged.
@@ -40,9 +41,11 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     values = read_description(folder)
     vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
     DecodingParams.from_dict(dict(defaults))
-    engines = {name: inspect_engine(folder / name, vocabulary) for name in ROLES}
-    target, auxiliary = (read_spec(folder / name) for name in ROLES)
-    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model.*"))
+    engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
+    specs = {name: read_spec(folder / name) for name in engines}
+    target = specs["target"]
+    auxiliary = specs.get("auxiliary", without_layers(target))
+    weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
     config = RuntimeConfig()
     memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))
     tuning = values.get("tuning")

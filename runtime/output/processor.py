@@ -67,7 +67,7 @@ class OutputProcessor:
                 except Exception as error:
                     request.fail(error)
                     continue
-                if given.params[row].drafts:
+                if given.params[row].uses_model:
                     request.auxiliary_cached = max(0, request.committed - 2)
                 grown.append((row, request, before))
         now = time.perf_counter()

@@ -17,6 +17,7 @@ from engines.base import Engine
 from engines.buffers import Arena, LruCache, size_of, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
 from engines.graphs.runner import MAX_GRAPHS
+from engines.nothing import NoEngine
 from mtad.device import launches
 from mtad.device.block import Results
 from mtad.params import DecodingParams
@@ -82,6 +83,8 @@ class CudaGraphRunner:
         if isinstance(self._recorder, NoRecorder):
             return "graphs are switched off"
         for engine in self._engines:
+            if isinstance(engine, NoEngine):
+                return "the pair has no auxiliary"
             if not engine.capturable:
                 return f"steps of {type(engine).__name__} cannot be part of a recording"
         return launches.problem()
@@ -96,6 +99,8 @@ class CudaGraphRunner:
         if given.constrained:
             return "constraints are followed on the host"
         for p in given.params:
+            if p.drafts and not p.uses_model:
+                return "drafts are looked up on the host"
             if not p.spec.captured:
                 return f"{p.method} runs on the host"
         return self._never or self._refused.get(Key.of(given, self._buckets))
