@@ -266,6 +266,11 @@ class DecodingParams:
         return min(length, len(self.branching)) if self.form == "branches" else length
 
     @property
+    def tree(self) -> bool:
+        """Whether the target scores the whole draft rather than its best path; a looked-up draft is but one path."""
+        return self.spec.tree and self.uses_model
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Nodes of each level of the draft."""
         if self.form == "branches":
@@ -280,7 +285,7 @@ class DecodingParams:
     @property
     def score_width(self) -> int:
         """Nodes of the widest level that the target scores; 1 for a chain, 0 without a draft."""
-        return self.draft_width if self.spec.tree else min(self.draft_width, 1)
+        return self.draft_width if self.tree else min(self.draft_width, 1)
 
     @property
     def constrained(self) -> bool:

@@ -87,7 +87,7 @@ def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
         FORMS.index(p.form) if p.form else CHAIN,
         p.drafted,
         p.draft_width,
-        p.spec.tree and p.uses_model,
+        p.tree,
         p.replacement,
         p.spec.reads_draft,
         -math.inf if bild else _log(p.confidence),

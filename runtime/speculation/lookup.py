@@ -14,8 +14,8 @@ from runtime.scheduler.request import Acceptance, Request
 from runtime.speculation.block_times import BlockTimes
 from runtime.speculation.planner import FIRST, DraftCosts, draft_lengths
 
-PROBE = 32
-"""Of the blocks for which drafts were found that do not pay, one in so many has them: seconds may have changed."""
+PROBE = 64
+"""Of the blocks for which drafts were found that do not pay, one in so many has one token: seconds may have changed."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Lookups:
 
     Args:
         longest: longest draft, in tokens.
-        costs: of drafts that may not follow the load, and as long as nothing was measured.
+        costs: of drafts that may not follow the load.
     """
 
     def __init__(self, longest: int, costs: DraftCosts | None = None) -> None:
@@ -117,15 +117,14 @@ class Lookups:
 
     def _common_length(self, requests: Sequence[Request], timed: Sequence[int]) -> int:
         """The length of the drafts of the rows `timed`, for which something was found."""
-        measured, costs = self._times.measured(len(requests)), self._costs
-        if 0 not in measured:  # what drafts are compared with
-            return 0
-        if len(measured) > 1:
-            costs = self._times.expected(len(requests), self._lengths)
+        measured = self._times.measured(len(requests))
+        if len(measured) < 2:  # a line needs two lengths, one of them what drafts are compared with
+            return min(FIRST, self._lengths[-1]) if 0 in measured else 0
         texts = [text for row in timed if (text := requests[row].looked_up)]
+        costs = self._times.expected(len(requests), self._lengths)
         length = self._best([text.acceptance for text in texts], len(requests), costs)
         self._skipped = 0 if length else self._skipped + 1
-        return length or (FIRST if self._skipped % PROBE == 0 else 0)
+        return length or int(self._skipped % PROBE == 0)
 
     def _best(self, acceptances: Sequence[Acceptance], rows: int, costs: Sequence[float]) -> int:
         """The length with the most tokens of `rows` rows for its cost, of those that have drafts."""
