@@ -58,7 +58,8 @@ def test_looked_up_tokens_are_the_chain_that_a_certain_model_would_draft() -> No
         expected = OneRow(request, 3).tree(lambda width: [0.5] * width)
         trees = Trees.empty(starts)
         trees.drafted[:], trees.tokens[:] = True, 7  # what the block before left
-        q = Distributions(np.empty((0, 0, 0)), *np.zeros((2, 2, 13, 1)), np.full((2, 13), -1))  # type: ignore[arg-type]
+        ids, log_q = np.zeros((2, 13, 1), np.int32), np.zeros((2, 13, 1), np.float32)
+        q = Distributions(np.empty((0, 0), np.float32), ids, log_q, np.full((2, 13), -1))
         is_end = np.isin(np.arange(3), end)
         rows = stack_rows(params, 3)
         assert draft_looked_up(rows, np.array([tokens, tokens]), np.array([3, -1]), trees, q, is_end) == count

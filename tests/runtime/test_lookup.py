@@ -14,7 +14,7 @@ from engines.folder import open_engine, read_json, write_json
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
-from runtime.decoder.block import Block
+from runtime.decoder.block import Block, BlockInput
 from runtime.pair import store_costs
 from tests.support.commands import Run, assert_refused
 
@@ -85,7 +85,12 @@ def test_the_auxiliary_catches_up_with_what_was_looked_up_before_it_drafts_again
     both = LLM(replace(llm.pair, auxiliary=twin), RuntimeConfig(max_draft_len=8, max_beam_width=8))
     blocks: list[Block] = []
     run = both.runner.run
-    with patch.object(both.runner, "run", lambda given: blocks.append(run(given)) or blocks[-1]):
+
+    def record(given: BlockInput) -> Block:
+        blocks.append(run(given))
+        return blocks[-1]
+
+    with patch.object(both.runner, "run", record):
         both.generate(REPEATED, replace(BASE, method="block", temperature=0.0, draft="lookup+model", draft_len=4))
     rows = [(block, row) for block in blocks for row in range(len(block.tokens))]
     drawn = [len(block.tokens[row]) for block, row in rows if block.given.params[row].uses_model]
