@@ -36,19 +36,22 @@ class BlockTimes:
         return {length for count, length in self._seconds if count == _bucket(rows)}
 
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:
-        """Seconds of blocks: medians, where few were measured drawn to the line through all of so many rows."""
+        """Seconds of blocks, where few were measured drawn to the line through all of so many rows.
+
+        Lower quartiles, because whatever disturbs a block makes it longer.
+        """
         measured = {n: times for (count, n), times in self._seconds.items() if count == _bucket(rows)}
-        points = [(length, statistics.median(times), len(times)) for length, times in measured.items()]
+        points = [(length, sorted(times)[len(times) // 4], len(times)) for length, times in measured.items()]
         weight = sum(count for _, _, count in points)
         x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
         spread = sum(count * (length - x) ** 2 for length, _, count in points)
-        slope = max(0.0, sum(count * (length - x) * (median - y) for length, median, count in points) / (spread or 1.0))
-        known = {length: (median, count) for length, median, count in points}
+        slope = max(0.0, sum(count * (length - x) * (taken - y) for length, taken, count in points) / (spread or 1.0))
+        known = {length: (taken, count) for length, taken, count in points}
         found = []
         for length in lengths:
-            median, count = known.get(length, (0.0, 0))
+            taken, count = known.get(length, (0.0, 0))
             line = max(y + slope * (length - x), 0.1 * y)
-            found.append(self._slowness * (count * median + FEW * line) / (count + FEW))
+            found.append(self._slowness * (count * taken + FEW * line) / (count + FEW))
         return found
 
 
