@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 from engines.base import DTYPES, EngineSpec
 from engines.kinds import FORMATS
 from engines.memory import Memory, format_bytes
-from engines.nothing import without_layers
 from export.checkpoint.checkpoint import Checkpoint
 from export.pair import engine_differs
 from export.plan import PairPlan
@@ -52,8 +51,8 @@ def estimate_pair(folder: Path, plan: PairPlan) -> tuple[list[EngineEstimate], M
         what each engine takes, and the memory of the runtime with all, as `LLM` will print it.
     """
     engines = [_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines]
-    target = engines[0].spec
-    auxiliary = engines[1].spec if len(engines) > 1 else without_layers(target)
+    target, *auxiliaries = (one.spec for one in engines)
+    auxiliary = auxiliaries[0] if auxiliaries else target.without_layers
     return engines, Memory.of(target, auxiliary, sum(one.disk for one in engines), NODES + 1, 2 * target.capacity)
 
 

@@ -22,9 +22,6 @@ _SMALLEST, _LARGEST = 1e-37, 1e37
 LANGUAGES = ("json_schema", "regex", "grammar")
 """Fields of `DecodingParams` that say which texts are allowed."""
 
-DRAFTS = ("model", "lookup", "lookup+model")
-"""Where drafts come from."""
-
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of `DecodingParams` that decide what becomes of the target's law, named as in a generation_config.json."""
 
@@ -150,8 +147,8 @@ class DecodingParams:
             raise InvalidInput("method", self.method, f"no longer there; use {instead}")
         if self.method not in METHODS:
             raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
-        if self.draft not in (None, *DRAFTS):
-            raise InvalidInput("draft", self.draft, f"choose one of {', '.join(DRAFTS)}")
+        if self.draft not in (None, "model", "lookup", "lookup+model"):
+            raise InvalidInput("draft", self.draft, "choose one of model, lookup, lookup+model")
         if self.draft_len != "auto":
             _integer("draft_len", self.draft_len, 1, 128, " or auto")
         _integer("beam_width", self.beam_width, 1, 64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from engines.folder import (
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
 from engines.memory import Memory
-from engines.nothing import NoEngine, without_layers
+from engines.nothing import NoEngine
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
@@ -50,7 +49,6 @@ class Pair:
         vocab_size: token ids both know.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
-        threads: CPU threads of each engine.
         limited: whether `pair.json` has a `max_tokens` of its own.
         costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
@@ -66,7 +64,6 @@ class Pair:
     eos: tuple[int, ...]
     weights: int
     defaults: DecodingParams
-    threads: int
     limited: bool = False
     costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
@@ -134,8 +131,12 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     specs = {name: read_spec(folder / name) for name in values["engines"]}
     target = specs["target"]
-    auxiliary = specs.get("auxiliary", without_layers(target))
-    check_agreement(target, auxiliary, ("rows", "capacity"), vocab_size)
+    auxiliary = specs.get("auxiliary", target.without_layers)
+    for name, (ours, theirs) in {n: (getattr(target, n), getattr(auxiliary, n)) for n in ("rows", "capacity")}.items():
+        if ours != theirs:
+            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
+    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
+        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
     placement, why = config.placement.chosen({folder / name: spec for name, spec in specs.items()})
     kinds = [placement.check(spec) for spec in specs.values()]
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
@@ -151,12 +152,10 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         weights["target"] = parallel.weights
     else:
         engine = open_engine(folder / "target", placement, rows)
+    drafter: Engine = NoEngine(engine.spec, str(engine.device))
     if "auxiliary" in specs:
         drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
-        runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
-    else:
-        drafter = NoEngine(engine.spec, str(engine.device))
-        runs_on = f"target: {engine.name}{f' ({why})' if why else ''}; no auxiliary"
+    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
         target=engine,
@@ -166,7 +165,6 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
         defaults=_read_defaults(values["defaults"]),
-        threads=placement.threads,
         limited="max_tokens" in values["defaults"],
         costs=_read_costs(values.get("costs", {})),
         runs_on=runs_on,
@@ -214,20 +212,6 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
 
 
-def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_size: int) -> None:
-    """Make sure that the descriptions of two engines have the same `names`, and logits for all ids they share.
-
-    Raises:
-        InvalidInput: they have not.
-    """
-    for name in names:
-        ours, theirs = getattr(target, name), getattr(auxiliary, name)
-        if ours != theirs:
-            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
-    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
-        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
-
-
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
     if (method := values.get("method")) in REMOVED:
@@ -245,9 +229,8 @@ def store_costs(folder: Path) -> None:
     """
     pair = open_pair(folder)
     one, many = (step_seconds(pair.target, tokens) for tokens in (1, 17))
-    alone = isinstance(pair.auxiliary, NoEngine)
-    level = 0.0 if alone else draft_seconds(pair.auxiliary, 1) / LEVELS / one
-    node = max(0.0, many - one) / 16 / one
+    drafts = 0.0 if isinstance(pair.auxiliary, NoEngine) else draft_seconds(pair.auxiliary, 1)
+    level, node = drafts / LEVELS / one, max(0.0, many - one) / 16 / one
     costs = DraftCosts(round(level, 3), round(node, 3))
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
 

@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 
 from engines.folder import exported_defaults, read_spec, vocabulary_hash
 from engines.memory import Memory
-from engines.nothing import without_layers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -44,7 +43,7 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
     target = specs["target"]
-    auxiliary = specs.get("auxiliary", without_layers(target))
+    auxiliary = specs.get("auxiliary", target.without_layers)
     weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
     config = RuntimeConfig()
     memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))

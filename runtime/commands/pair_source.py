@@ -50,10 +50,7 @@ def find_pair(options: argparse.Namespace) -> Path:
 
 
 def _is_checkpoint(source: Path) -> bool:
-    """Whether a target is named that has yet to be exported: a folder with a checkpoint, or a hub id.
-
-    What looks like a hub id is a mistyped path if its first part is a folder here.
-    """
+    """Whether it is a checkpoint's folder, or a hub id: a path whose first part is no folder here."""
     if source.is_dir():
         return (source / "config.json").is_file() and not (source / "engine.json").is_file()
     return len(source.parts) == 2 and source.parts[0] not in ("..", "~", "/") and not source.parent.exists()
@@ -63,7 +60,7 @@ def check_pair(folder: Path) -> None:
     """Refuse a folder that is no pair of engines that the runtime steps, and say what it is instead.
 
     Raises:
-        InvalidInput: it does not exist, is a single engine, a checkpoint, or a pair for TensorRT-LLM.
+        InvalidInput: it does not exist, is a single engine, or a pair for TensorRT-LLM.
     """
     if not folder.is_dir():
         raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
@@ -77,8 +74,6 @@ def check_pair(folder: Path) -> None:
         problem = f"one engine of a pair; give {folder.parent}"
     elif inside := sorted(str(file.parent) for file in folder.glob("*/pair.json")):
         problem = f"it holds pairs; give one of {', '.join(inside[:10])}"
-    elif (folder / "config.json").is_file():
-        problem = "a checkpoint; export it with mtad export"
     raise InvalidInput("pair", str(folder), problem)
 
 

@@ -20,29 +20,22 @@ PROBE = 64
 
 @dataclass
 class Text:
-    """A request's tokens, prompt and answer, as `look_up` reads them.
+    """A request's tokens, prompt and answer, int64 [prompt and `max_tokens`], of which the first `count` are known.
 
     Attributes:
-        tokens: int64 [prompt and `max_tokens`], of which the first `count` are known.
         acceptance: of drafts that were looked up in it.
-        found: what was found before the block that runs, also where it is not drafted; [] for nothing.
+        found: what was found before the block that runs, drafted or not; [] for nothing.
     """
 
     tokens: npt.NDArray[np.int64]
-    count: int
+    count: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     found: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, request: Request) -> Text:
-        """The text of a request so far."""
-        tokens = np.zeros(len(request.prompt) + request.params.max_tokens, np.int64)
-        tokens[: len(request.prompt)] = request.prompt
-        return cls(tokens, len(request.prompt))
-
     def look_up(self, request: Request, longest: int) -> None:
         """Find what followed in the text where its end stood before, `longest` tokens of it."""
-        new = request.tokens[self.count - len(request.prompt) :]
+        known = self.count - len(request.prompt)
+        new = request.tokens[known:] if known >= 0 else request.prompt + request.tokens
         self.tokens[self.count : self.count + len(new)] = new
         self.count += len(new)
         draft = np.zeros(longest, np.int64)
@@ -50,45 +43,38 @@ class Text:
 
 
 class Lookups:
-    """Finds the drafts of requests that look them up, and cuts those that may follow the load to what pays.
+    """Finds the drafts of requests that look them up, and cuts automatic ones to the length that pays, which may be 0.
 
-    A draft of n tokens gives as many tokens as those looked up in the request's text so far promise. All that may
-    follow the load (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second, by the
-    measured seconds of blocks in which the auxiliary did not run; the others go by their own text and `costs` alone.
-    Either may draft nothing, so that looking up is not slower than `sample`.
+    A draft gives as many tokens as those looked up in the request's text so far promise. All that may follow the load
+    (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second by the measured seconds
+    of blocks in which the auxiliary did not run; the others go by their own text and `costs` alone.
 
     Args:
         longest: longest draft, in tokens.
-        costs: of drafts that may not follow the load.
     """
 
     def __init__(self, longest: int, costs: DraftCosts | None = None) -> None:
         self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
-        costs = costs or DraftCosts()
-        self._costs = [1 + costs.node * length for length in self._lengths]
+        self._costs = [1 + (costs or DraftCosts()).node * length for length in self._lengths]
         self._times, self._usual, self._skipped = BlockTimes(), Acceptance(), 0
 
     def find(self, requests: Sequence[Request]) -> list[list[int]]:
         """What the next block drafts for each request without asking the auxiliary; [] for nothing."""
-        timed, drafts = list[int](), list[list[int]]()
+        drafts, timed = list[list[int]](), dict[int, Text]()
         for row, request in enumerate(requests):
-            params, length = request.params, 0
+            params, draft = request.params, list[int]()
             if params.looks_up:
-                request.looked_up = text = request.looked_up or Text.of(request)
-                automatic = params.draft_len == "auto"
-                length = self._lengths[-1] if params.draft_len == "auto" else min(params.draft_len, self._longest)
-                text.look_up(request, length)
-                if automatic and params.timed and text.found:
-                    timed.append(row)
-                    text.acceptance.usual = self._usual
-                elif automatic:
-                    length = self._best([text.acceptance], 1, self._costs)
-            drafts.append(request.looked_up.found[:length] if request.looked_up else [])
-        if timed:
-            length = self._common_length(requests, timed)
-            for row in timed:
-                drafts[row] = drafts[row][:length]
-        return drafts
+                room = len(request.prompt) + params.max_tokens
+                text = request.looked_up = request.looked_up or Text(np.zeros(room, np.int64))
+                text.look_up(request, self._lengths[-1] if params.draft_len == "auto" else params.draft_len)
+                draft = text.found[: self._longest]
+                if params.draft_len == "auto" and draft and params.timed:
+                    text.acceptance.usual, timed[row] = self._usual, text
+                elif params.draft_len == "auto":
+                    draft = draft[: self._best([text], 1, self._costs)]
+            drafts.append(draft)
+        length = self._common_length(len(requests), list(timed.values())) if timed else 0
+        return [draft[:length] if row in timed else draft for row, draft in enumerate(drafts)]
 
     def observe(
         self,
@@ -115,20 +101,18 @@ class Lookups:
         if any(request.looked_up for request in requests):
             self._times.add(len(requests), max(map(len, drafts)), seconds, alone)
 
-    def _common_length(self, requests: Sequence[Request], timed: Sequence[int]) -> int:
-        """The length of the drafts of the rows `timed`, for which something was found."""
-        measured = self._times.measured(len(requests))
+    def _common_length(self, rows: int, texts: Sequence[Text]) -> int:
+        """The length of the drafts of texts that may follow the load, for which something was found."""
+        measured = self._times.measured(rows)
         if len(measured) < 2:  # a line needs two lengths, one of them what drafts are compared with
             return min(FIRST, self._lengths[-1]) if 0 in measured else 0
-        texts = [text for row in timed if (text := requests[row].looked_up)]
-        costs = self._times.expected(len(requests), self._lengths)
-        length = self._best([text.acceptance for text in texts], len(requests), costs)
+        length = self._best(texts, rows, self._times.expected(rows, self._lengths))
         self._skipped = 0 if length else self._skipped + 1
         return length or int(self._skipped % PROBE == 0)
 
-    def _best(self, acceptances: Sequence[Acceptance], rows: int, costs: Sequence[float]) -> int:
-        """The length with the most tokens of `rows` rows for its cost, of those that have drafts."""
-        tokens = [own.tokens(self._lengths[-1]) for own in acceptances]
-        gained = [sum(own[length] - 1 for own in tokens) for length in self._lengths]
-        speeds = [(rows + gain) / cost for gain, cost in zip(gained, costs, strict=True)]
+    def _best(self, texts: Sequence[Text], rows: int, costs: Sequence[float]) -> int:
+        """The length of drafts of these texts with which all rows give the most tokens for the cost of their block."""
+        tokens = [text.acceptance.tokens(self._lengths[-1]) for text in texts]
+        gains = [sum(own[length] - 1 for own in tokens) for length in self._lengths]
+        speeds = [(rows + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
         return self._lengths[speeds.index(max(speeds))]
