@@ -114,6 +114,24 @@ def test_a_pair_without_an_auxiliary_decodes_as_the_target_does(lone: Path, llm:
     alone.loop.check_integrity()
 
 
+def test_a_target_alone_is_exported(run: Run, checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    target = checkpoints[0]
+    asked = run("generate", target, "where do they live? where do", "--max-tokens", 4, "--threads", 1)
+    assert (asked.code, "auxiliary: none" in asked.err) == (0, True)
+    (folder,) = (Path(line.removeprefix("pair: ")) for line in asked.err.splitlines() if line.startswith("pair: "))
+    assert read_json(folder, "pair.json")["engines"] == ["target"]
+    assert {path.name for path in folder.iterdir()} == {"pair.json", "target"}
+    assert run("check", folder).code == 0
+    for option in (
+        ["--auxiliary-precision", "float16"],
+        ["--defaults", '{"draft": "model"}'],
+        ["--to", "tensorrt-llm"],
+    ):
+        assert_refused(run("export", tmp_path / "pair", "--target", target, *option), "export", "auxiliary")
+    assert "102,720" not in run("export", tmp_path / "pair", "--target", target, "--dry-run").out
+    assert_refused(run("generate", tmp_path / "nothing", "S"), "generate", "no such folder")
+
+
 def test_commands_take_a_pair_without_an_auxiliary(lone: Path, run: Run, checkpoints: tuple[Path, Path]) -> None:
     assert "auxiliary" not in run("inspect", lone).out
     assert run("check", lone, "--checkpoint", checkpoints[0]).code == 2, "it works on one engine"
