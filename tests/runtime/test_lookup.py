@@ -13,6 +13,7 @@ import pytest
 from engines.folder import open_engine, read_json, write_json
 from engines.placement import Placement
 from mtad.errors import InvalidInput
+from mtad.methods import METHODS
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.decoder.block import Block, BlockInput
 from runtime.pair import store_costs
@@ -57,6 +58,20 @@ def test_a_row_that_looks_up_alone_never_runs_the_auxiliary(llm: LLM) -> None:
         results = llm.generate(REPEATED, params)
         assert sum(one.statistics.accepted for one in results) > 10
         assert not step.called
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_looked_up_keeps_to_constraints(llm: LLM, temperature: float) -> None:
+    """What the prompts repeat is forbidden by a regular expression, or a banned word."""
+    methods = [name for name, method in METHODS.items() if method.form]
+    base = replace(BASE, temperature=temperature, draft="lookup", draft_len=4)
+    for forbids in ({"regex": "[0-9 ]{60}", "ignore_eos": False}, {"bad_words": ("x", "y")}):
+        asked = [DecodingParams.from_dict({**forbids, "method": name}, base) for name in methods]
+        results = llm.generate(["1 2 x 1 2 y 1 2 x 1 2 y 1 2"] * len(methods), asked)
+        assert sum(one.statistics.drafted for one in results) > 20
+        for name, one in zip(methods, results, strict=True):
+            assert not set("xy").intersection(one.text), (name, one.text)
+            assert "regex" not in forbids or not one.text.strip("0123456789 "), (name, one.text)
 
 
 def mixed() -> list[DecodingParams]:
