@@ -77,11 +77,7 @@ class ExportOptions:
                 if getattr(self, name) is not None:
                     raise InvalidInput(name, getattr(self, name), "there is no auxiliary; leave it out")
             if params.draft is not None and params.uses_model:
-                raise InvalidInput(
-                    "defaults draft", params.draft, "there is no auxiliary; give lookup, or leave it out"
-                )
-            if self.format in EXTERNAL:
-                raise InvalidInput("auxiliary", None, "TensorRT-LLM's engines are built in pairs; give a checkpoint")
+                raise InvalidInput("defaults draft", params.draft, "there is no auxiliary; give lookup")
         if self.format in EXTERNAL:
             return
         kind = FORMATS[self.format]

@@ -24,7 +24,7 @@ from engines.folder import (
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
 from engines.memory import Memory
-from engines.nothing import NoEngine
+from engines.no_auxiliary import NoAuxiliary
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
@@ -45,7 +45,7 @@ class Pair:
     """Two engines that decode together.
 
     Attributes:
-        auxiliary: `NoEngine` where drafts are looked up alone.
+        auxiliary: `NoAuxiliary` where drafts are looked up alone.
         vocab_size: token ids both know.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
@@ -91,7 +91,7 @@ class Pair:
         Raises:
             InvalidInput: they ask for the auxiliary, and there is none.
         """
-        if not isinstance(self.auxiliary, NoEngine) or not params.uses_model:
+        if not isinstance(self.auxiliary, NoAuxiliary) or not params.uses_model:
             return params
         if params.draft is not None:
             raise InvalidInput("draft", params.draft, "the pair has no auxiliary; give lookup, or leave it out")
@@ -152,7 +152,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         weights["target"] = parallel.weights
     else:
         engine = open_engine(folder / "target", placement, rows)
-    drafter: Engine = NoEngine(engine.spec, str(engine.device))
+    drafter: Engine = NoAuxiliary(engine.spec, str(engine.device))
     if "auxiliary" in specs:
         drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
@@ -229,7 +229,7 @@ def store_costs(folder: Path) -> None:
     """
     pair = open_pair(folder)
     one, many = (step_seconds(pair.target, tokens) for tokens in (1, 17))
-    drafts = 0.0 if isinstance(pair.auxiliary, NoEngine) else draft_seconds(pair.auxiliary, 1)
+    drafts = 0.0 if isinstance(pair.auxiliary, NoAuxiliary) else draft_seconds(pair.auxiliary, 1)
     level, node = drafts / LEVELS / one, max(0.0, many - one) / 16 / one
     costs = DraftCosts(round(level, 3), round(node, 3))
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})

@@ -19,11 +19,7 @@ class BlockTimes:
         self._last_block, self._slowness = (0, 0), 1.0
 
     def add(self, rows: int, length: int, seconds: float, alone: bool = True) -> None:
-        """Learn from a block.
-
-        Args:
-            alone: whether nothing else was computed beside it; its seconds say nothing otherwise.
-        """
+        """Learn from a block, unless something was computed beside it."""
         seconds, block = max(seconds, 1e-9), (_bucket(rows), length)
         if alone and block == self._last_block:  # the first one of another shape takes longer
             if known := self._seconds.get(block):

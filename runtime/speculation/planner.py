@@ -33,16 +33,8 @@ def with_length(params: DecodingParams, length: int) -> DecodingParams:
     return replace(params, draft_len=length) if length else replace(params, method="sample")
 
 
-def looked_up(params: DecodingParams, longest: int) -> DecodingParams:
-    """A request's parameters where its draft, of at most `longest` tokens, is looked up."""
-    length = min(longest, LONGEST if params.draft_len == "auto" else params.draft_len)
-    return replace(params, draft="lookup", draft_len=length)
-
-
 def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingParams]:
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
-    if params.looks_up and params.uses_model:
-        params = replace(params, draft="model")
     if not params.automatic:
         return [params]
     lengths = draft_lengths(min(longest, LONGEST))
@@ -181,9 +173,9 @@ class Planner:
     def _variant(self, request: Request, found: bool) -> DecodingParams:
         params = request.params
         if params.looks_up and (found or not params.uses_model):
-            return looked_up(params, self._longest)
-        model = replace(params, draft="model") if params.looks_up else params
-        return with_length(model, request.draft_len) if params.automatic else model
+            length = LONGEST if params.draft_len == "auto" else params.draft_len
+            return replace(params, draft="lookup", draft_len=min(length, self._longest))
+        return with_length(params, request.draft_len) if params.automatic else params
 
     @staticmethod
     def _length(request: Request, followed: int) -> int:

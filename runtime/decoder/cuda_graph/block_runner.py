@@ -17,7 +17,6 @@ from engines.base import Engine
 from engines.buffers import Arena, LruCache, size_of, views
 from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
 from engines.graphs.runner import MAX_GRAPHS
-from engines.nothing import NoEngine
 from mtad.device import launches
 from mtad.device.block import Results
 from mtad.params import DecodingParams
@@ -83,8 +82,6 @@ class CudaGraphRunner:
         if isinstance(self._recorder, NoRecorder):
             return "graphs are switched off"
         for engine in self._engines:
-            if isinstance(engine, NoEngine):
-                return "the pair has no auxiliary"
             if not engine.capturable:
                 return f"steps of {type(engine).__name__} cannot be part of a recording"
         return launches.problem()

@@ -8,7 +8,7 @@ from engines.base import Engine, EngineSpec, Step
 from engines.cache.columns import ColumnCache
 
 
-class NoEngine(Engine):
+class NoAuxiliary(Engine):
     """A cache without layers, so that whoever looks after rows need not ask whether there are two of them."""
 
     name = "none"
