@@ -47,18 +47,6 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def engine_names(values: Mapping[str, Any]) -> list[str]:
-    """The engine folders of a pair, by what its `pair.json` says; one that does not say it has both.
-
-    Raises:
-        InvalidInput: they are not a target, with or without an auxiliary.
-    """
-    names = values.get("engines", ["target", "auxiliary"])
-    if names not in (["target"], ["target", "auxiliary"]):
-        raise InvalidInput("pair.json engines", names, "give target, or target and auxiliary")
-    return list(names)
-
-
 def exported_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Default decoding parameters a `pair.json` was exported with, whatever it was tuned to since.
 

@@ -74,8 +74,8 @@ class ExportOptions:
         params = DecodingParams.from_dict(dict(self.defaults))
         if self.auxiliary is None:
             for name in ("auxiliary_revision", "auxiliary_precision"):
-                if getattr(self, name) is not None:
-                    raise InvalidInput(name, getattr(self, name), "there is no auxiliary; leave it out")
+                if (value := getattr(self, name)) is not None:
+                    raise InvalidInput(name, value, "there is no auxiliary; leave it out")
             if params.draft is not None and params.uses_model:
                 raise InvalidInput("defaults draft", params.draft, "there is no auxiliary; give lookup")
         if self.format in EXTERNAL:

@@ -12,19 +12,11 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines.base import Engine
-from engines.folder import (
-    engine_names,
-    exported_defaults,
-    open_engine,
-    read_json,
-    read_spec,
-    vocabulary_hash,
-    write_json,
-)
+from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
 from engines.memory import Memory
-from engines.no_auxiliary import NoAuxiliary
+from engines.no_auxiliary import NoAuxiliary, engine_names
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED

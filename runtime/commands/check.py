@@ -41,10 +41,9 @@ def main() -> None:
             raise InvalidInput("checkpoint", options.checkpoint, problem)
         if other is not None and not (other / "pair.json").is_file():
             raise InvalidInput("other", str(other), "is not a pair folder, but the first folder is")
-        from engines.folder import engine_names, read_json
+        from runtime.pair import read_description
 
-        names = engine_names(read_json(engine, "pair.json"))
-        folders = [(engine / name, other and other / name) for name in names]
+        folders = [(engine / name, other and other / name) for name in read_description(engine)["engines"]]
     import torch
 
     from engines.quiet import quiet_transformers

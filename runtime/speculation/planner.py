@@ -121,8 +121,8 @@ class Planner:
             self._choose(requests)
         for request in followers:
             request.draft_len = self.length
-        found = found or [False] * len(requests)
-        keys = [(one.id, one.draft_len, looked) for one, looked in zip(requests, found, strict=True)]
+        both = zip(requests, found or [False] * len(requests), strict=True)
+        keys = [(one.id, one.draft_len, own or not one.params.uses_model) for one, own in both]
         if keys != list(self._variants):
             known, each = self._variants, zip(keys, requests, strict=True)
             self._variants = {key: known.get(key) or self._variant(request, key[2]) for key, request in each}
@@ -170,9 +170,9 @@ class Planner:
             self._stored_seconds += 0.1 * (request.auxiliary_seconds - self._stored_seconds)
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
-    def _variant(self, request: Request, found: bool) -> DecodingParams:
+    def _variant(self, request: Request, looked_up: bool) -> DecodingParams:
         params = request.params
-        if params.looks_up and (found or not params.uses_model):
+        if params.looks_up and looked_up:
             length = LONGEST if params.draft_len == "auto" else params.draft_len
             return replace(params, draft="lookup", draft_len=min(length, self._longest))
         return with_length(params, request.draft_len) if params.automatic else params
