@@ -1,13 +1,11 @@
-"""Pairs without an auxiliary: what stands in its place."""
+"""What stands where a pair has no auxiliary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from engines.base import Engine, EngineSpec, Step
 from engines.cache.columns import ColumnCache
-from mtad.errors import InvalidInput
 
 
 class NoAuxiliary(Engine):
@@ -20,15 +18,3 @@ class NoAuxiliary(Engine):
 
     def step(self, step: Step) -> NoReturn:
         raise AssertionError("there is no auxiliary to run")
-
-
-def engine_names(values: Mapping[str, Any]) -> list[str]:
-    """The engine folders of a pair, by what its `pair.json` says; one that does not say it has both.
-
-    Raises:
-        InvalidInput: they are not a target, with or without an auxiliary.
-    """
-    names = values.get("engines", ["target", "auxiliary"])
-    if names not in (["target"], ["target", "auxiliary"]):
-        raise InvalidInput("pair.json engines", names, "give target, or target and auxiliary")
-    return list(names)

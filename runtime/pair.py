@@ -16,7 +16,7 @@ from engines.folder import exported_defaults, open_engine, read_json, read_spec,
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
 from engines.memory import Memory
-from engines.no_auxiliary import NoAuxiliary, engine_names
+from engines.no_auxiliary import NoAuxiliary
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 from mtad.methods import REMOVED
@@ -122,8 +122,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     values = read_description(folder)
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     specs = {name: read_spec(folder / name) for name in values["engines"]}
-    target = specs["target"]
-    auxiliary = specs.get("auxiliary", target.without_layers)
+    target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     for name, (ours, theirs) in {n: (getattr(target, n), getattr(auxiliary, n)) for n in ("rows", "capacity")}.items():
         if ours != theirs:
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
@@ -191,13 +190,14 @@ def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | 
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `pair.json` says.
+    """What `pair.json` says; where it names no engines, there are both.
 
     Raises:
         InvalidInput: it is missing or damaged.
     """
     values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
-    values["engines"] = engine_names(values)
+    if values.setdefault("engines", list(ROLES)) not in (["target"], list(ROLES)):
+        raise InvalidInput("pair.json engines", values["engines"], "give target, or target and auxiliary")
     try:
         return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
     except (KeyError, TypeError, ValueError):

@@ -42,8 +42,7 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     DecodingParams.from_dict(dict(defaults))
     engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
-    target = specs["target"]
-    auxiliary = specs.get("auxiliary", target.without_layers)
+    target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
     config = RuntimeConfig()
     memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))

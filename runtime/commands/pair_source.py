@@ -24,9 +24,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add the pair and, for a pair that has yet to be exported, its auxiliary and options of the export."""
     parser.add_argument("pair", help="pair folder, or the target's checkpoint: a folder or a hub id")
     group = parser.add_argument_group("exporting first", "only with a checkpoint; the pair is kept in the user's cache")
-    group.add_argument(
-        "--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id (default: drafts are looked up)"
-    )
+    group.add_argument("--auxiliary", help="its auxiliary's checkpoint, likewise (default: drafts are looked up)")
     add_options(group, ExportOptions, only=EXPORT_OPTIONS[1:])
 
 
