@@ -48,10 +48,11 @@ def estimate_pair(folder: Path, plan: PairPlan) -> tuple[list[EngineEstimate], M
     """Estimate the export of a plan to `folder`; nothing is read but configurations.
 
     Returns:
-        what the target and the auxiliary take, and the memory of the runtime with both, as `LLM` will print it.
+        what each engine takes, and the memory of the runtime with all, as `LLM` will print it.
     """
     engines = [_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines]
-    target, auxiliary = (one.spec for one in engines)
+    target, *auxiliaries = (one.spec for one in engines)
+    auxiliary = auxiliaries[0] if auxiliaries else target.without_layers
     return engines, Memory.of(target, auxiliary, sum(one.disk for one in engines), NODES + 1, 2 * target.capacity)
 
 

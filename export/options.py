@@ -20,7 +20,7 @@ class ExportOptions:
 
     Attributes:
         target: checkpoint of the target: a local folder or a hub id.
-        auxiliary: checkpoint of the auxiliary, with the same vocabulary.
+        auxiliary: checkpoint of the auxiliary, with the same vocabulary; without, drafts are looked up in the text.
         revision: branch, tag or commit of a target on the hub; by default, its main branch.
         auxiliary_revision: branch, tag or commit of an auxiliary on the hub.
         rows: requests at once, of both engines.
@@ -45,7 +45,7 @@ class ExportOptions:
     """
 
     target: str
-    auxiliary: str
+    auxiliary: str | None = None
     _: KW_ONLY
     revision: str | None = None
     auxiliary_revision: str | None = None
@@ -68,15 +68,21 @@ class ExportOptions:
             raise InvalidInput("capacity", self.capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
         if self.format not in (*FORMATS, *EXTERNAL):
             raise InvalidInput("to", self.format, f"choose one of {', '.join((*FORMATS, *EXTERNAL))}")
-        for name in ("target", "auxiliary"):
+        for name in ("target", "auxiliary") if self.auxiliary is not None else ("target",):
             source = getattr(self, name)
             if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
                 raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
-        DecodingParams.from_dict(dict(self.defaults))
+        params = DecodingParams.from_dict(dict(self.defaults))
+        if self.auxiliary is None:
+            for name in ("auxiliary_revision", "auxiliary_precision"):
+                if (value := getattr(self, name)) is not None:
+                    raise InvalidInput(name, value, "there is no auxiliary; leave it out")
+            if params.draft is not None and params.uses_model:
+                raise InvalidInput("defaults draft", params.draft, "there is no auxiliary; give lookup")
         if self.format in EXTERNAL:
             return
         kind = FORMATS[self.format]
-        for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=True):
+        for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=False):
             self._check_precision(name, value)
         if self.calibration is not None and not self.measured:
             raise InvalidInput("calibration", str(self.calibration), "nothing is quantized; leave it out")
@@ -91,10 +97,10 @@ class ExportOptions:
             raise InvalidInput("compute-capability", given, f"only for --to {' or '.join(able)}")
 
     @property
-    def precisions(self) -> tuple[str, str]:
-        """Of the target and of the auxiliary."""
+    def precisions(self) -> tuple[str, ...]:
+        """Of the target and of the auxiliary, if there is one."""
         precision = self.precision or (FORMATS[self.format].precisions[0] if self.format in FORMATS else "float32")
-        return precision, self.auxiliary_precision or precision
+        return (precision,) if self.auxiliary is None else (precision, self.auxiliary_precision or precision)
 
     @property
     def measured(self) -> bool:

@@ -1,4 +1,4 @@
-"""Two checkpoints in, one pair folder out."""
+"""A target's checkpoint and an auxiliary's in, one pair folder out; or the target's alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def export_pair(
     progress: Callable[[str], None] = lambda stage: None,
     block_efficiency: BlockEfficiency | None = None,
 ) -> bool:
-    """Compile two checkpoints and write `folder/target`, `folder/auxiliary` and `folder/pair.json`.
+    """Compile checkpoints and write `folder/target`, `folder/auxiliary` if there is one, and `folder/pair.json`.
 
     Everything that can be wrong with the input is checked first. Both engines are compared with their checkpoints
     before the folder takes its name; an interrupted export leaves nothing under it. An engine is built only if its hash

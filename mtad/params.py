@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS, REMOVED, Method
+from mtad.methods import METHODS, REMOVED, Form, Method
 
 LONGEST = 16
 """Tokens that an automatic draft has at most."""
@@ -36,6 +36,10 @@ class DecodingParams:
 
     Attributes:
         method: Decoding method, a row of `mtad.methods.METHODS`.
+        draft: Where drafts come from: model, the auxiliary; lookup, what followed in prompt and answer where the same
+            tokens stood before; lookup+model, the auxiliary where nothing is found. By default model, and lookup for a
+            pair without an auxiliary. A looked-up draft is a chain whatever the method, and all that its q allows, so
+            that tau of mtad bounds p(prefix) itself.
         draft_len: Number of tokens drafted per block (gamma), at least 1; or auto, up to 16, which follows how many
             tokens are accepted and what a step costs. A lossless method or a budget without a seed goes by the measured
             seconds of blocks, so its samples depend on the load, though not their law. With a seed, or where the law
@@ -103,6 +107,7 @@ class DecodingParams:
     """
 
     method: str = "block"
+    draft: Literal["model", "lookup", "lookup+model"] | None = None
     draft_len: int | Literal["auto"] = "auto"
     beam_width: int = 4
     branching: tuple[int, ...] = (2, 2, 1, 1)
@@ -142,6 +147,8 @@ class DecodingParams:
             raise InvalidInput("method", self.method, f"no longer there; use {instead}")
         if self.method not in METHODS:
             raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
+        if self.draft not in (None, "model", "lookup", "lookup+model"):
+            raise InvalidInput("draft", self.draft, "choose one of model, lookup, lookup+model")
         if self.draft_len != "auto":
             _integer("draft_len", self.draft_len, 1, 128, " or auto")
         _integer("beam_width", self.beam_width, 1, 64)
@@ -229,8 +236,23 @@ class DecodingParams:
 
     @cached_property
     def drafts(self) -> bool:
-        """Whether anything is drafted, so that the auxiliary's cache must follow the text."""
+        """Whether anything is drafted."""
         return self.spec.form is not None
+
+    @cached_property
+    def uses_model(self) -> bool:
+        """Whether the auxiliary drafts, so that its cache must follow the text."""
+        return self.drafts and self.draft != "lookup"
+
+    @cached_property
+    def looks_up(self) -> bool:
+        """Whether drafts are looked up, be it before the auxiliary is asked."""
+        return self.drafts and self.draft not in (None, "model")
+
+    @cached_property
+    def form(self) -> Form | None:
+        """The form of the draft; what is looked up alone is a chain."""
+        return self.spec.form if self.uses_model or not self.drafts else "chain"
 
     @cached_property
     def drafted(self) -> int:
@@ -238,14 +260,19 @@ class DecodingParams:
         if not self.drafts:
             return 0
         length = LONGEST if self.draft_len == "auto" else self.draft_len
-        return min(length, len(self.branching)) if self.spec.form == "branches" else length
+        return min(length, len(self.branching)) if self.form == "branches" else length
+
+    @property
+    def tree(self) -> bool:
+        """Whether the target scores the whole draft rather than its best path; a looked-up draft is but one path."""
+        return self.spec.tree and self.uses_model
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Nodes of each level of the draft."""
-        if self.spec.form == "branches":
+        if self.form == "branches":
             return tuple(itertools.accumulate(self.branching[: self.drafted], operator.mul))
-        return (self.beam_width if self.spec.form == "beams" else 1,) * self.drafted
+        return (self.beam_width if self.form == "beams" else 1,) * self.drafted
 
     @property
     def draft_width(self) -> int:
@@ -255,7 +282,7 @@ class DecodingParams:
     @property
     def score_width(self) -> int:
         """Nodes of the widest level that the target scores; 1 for a chain, 0 without a draft."""
-        return self.draft_width if self.spec.tree else min(self.draft_width, 1)
+        return self.draft_width if self.tree else min(self.draft_width, 1)
 
     @property
     def constrained(self) -> bool:
@@ -264,17 +291,22 @@ class DecodingParams:
 
     @cached_property
     def automatic(self) -> bool:
-        """Whether the runtime chooses how long drafts are."""
-        return self.draft_len == "auto" and self.drafts and self.spec.form != "branches"
+        """Whether the runtime chooses how long the auxiliary's drafts are."""
+        return self.draft_len == "auto" and self.uses_model and self.form != "branches"
 
     @cached_property
-    def follows_load(self) -> bool:
-        """Whether it chooses by measured seconds.
+    def timed(self) -> bool:
+        """Whether the length of drafts may follow the clock.
 
         It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
         makes the tokens the same anyway.
         """
-        return self.automatic and self.spec.exact and (self.seed is None or self.temperature == 0)
+        return self.spec.exact and (self.seed is None or self.temperature == 0)
+
+    @cached_property
+    def follows_load(self) -> bool:
+        """Whether it chooses by measured seconds."""
+        return self.automatic and self.timed
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:

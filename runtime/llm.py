@@ -107,6 +107,7 @@ class LLM:
             pair.costs,
         )
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
+        pair.settled(pair.defaults)
         self.record([pair.defaults] if record is None else record)
         self._ids = itertools.count()
 
@@ -262,4 +263,4 @@ class LLM:
         params = self.pair.defaults if params is None else params
         if not isinstance(params, DecodingParams):
             raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
-        return params
+        return self.pair.settled(params)

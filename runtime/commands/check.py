@@ -18,7 +18,7 @@ def main() -> None:
         prog="mtad check",
         description="Compare an engine with the checkpoint it was exported from, or with another engine of the same "
         "model in another format or precision. The batch has rows of different lengths, a chain and a random tree. "
-        "For a pair folder, checks both engines. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
+        "For a pair folder, checks each engine. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
     )
     parser.add_argument("engine", type=Path, help="engine folder (PAIR/target), or pair folder")
     parser.add_argument(
@@ -41,7 +41,9 @@ def main() -> None:
             raise InvalidInput("checkpoint", options.checkpoint, problem)
         if other is not None and not (other / "pair.json").is_file():
             raise InvalidInput("other", str(other), "is not a pair folder, but the first folder is")
-        folders = [(engine / name, other and other / name) for name in ("target", "auxiliary")]
+        from runtime.pair import read_description
+
+        folders = [(engine / name, other and other / name) for name in read_description(engine)["engines"]]
     import torch
 
     from engines.quiet import quiet_transformers

@@ -1,4 +1,4 @@
-"""`mtad export`: two Hugging Face checkpoints to a pair folder."""
+"""`mtad export`: Hugging Face checkpoints to a pair folder."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def main() -> None:
     """Entry point of `mtad export`."""
     parser = Parser(
         prog="mtad export",
-        usage="%(prog)s PAIR --target CHECKPOINT --auxiliary CHECKPOINT [options]",
-        description="Compile a target and an auxiliary model into a pair of engines. The two vocabularies are compared "
-        "first, and each engine's logits with its checkpoint's; if either check fails, nothing is left behind.",
+        usage="%(prog)s PAIR --target CHECKPOINT [--auxiliary CHECKPOINT] [options]",
+        description="Compile a target and an auxiliary model into a pair of engines, or the target alone, for which "
+        "drafts are looked up in the text. The two vocabularies are compared first, and each engine's logits with its "
+        "checkpoint's; if either check fails, nothing is left behind.",
     )
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
-    parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")
+    parser.add_argument("--auxiliary", help="checkpoint of the auxiliary, same vocabulary")
     add_options(parser, ExportOptions, only=OPTION_FIELDS)
     parser.add_argument(
         "--calibration",

@@ -16,7 +16,7 @@ from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.pair import ROLES, open_tokenizer, read_description
+from runtime.pair import open_tokenizer, read_description
 
 PACKED = {"MatMulNBits": ("K", "N"), "DequantizeLinear": ()}
 """Operators with quantized weights, scales and zero points behind their first input; attributes that say how many."""
@@ -32,7 +32,7 @@ def inspect(folder: Path) -> dict[str, Any]:
 
 
 def inspect_pair(folder: Path) -> dict[str, Any]:
-    """A pair: what both share, both engines, and the memory they take together by default.
+    """A pair: what its engines share, each of them, and the memory they take together by default.
 
     Raises:
         InvalidInput: the folder, or one of its engines, is damaged.
@@ -40,9 +40,10 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     values = read_description(folder)
     vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
     DecodingParams.from_dict(dict(defaults))
-    engines = {name: inspect_engine(folder / name, vocabulary) for name in ROLES}
-    target, auxiliary = (read_spec(folder / name) for name in ROLES)
-    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model.*"))
+    engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
+    specs = {name: read_spec(folder / name) for name in engines}
+    target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
+    weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
     config = RuntimeConfig()
     memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))
     tuning = values.get("tuning")

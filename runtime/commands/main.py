@@ -10,7 +10,7 @@ from importlib import import_module
 from mtad import __version__
 
 COMMANDS = {
-    "export": ("runtime.commands.export", "compile a target and an auxiliary model into a pair of engines"),
+    "export": ("runtime.commands.export", "compile a target and an auxiliary model, or a target alone, into engines"),
     "generate": ("runtime.commands.generate", "decode prompts with a pair"),
     "chat": ("runtime.commands.chat", "hold a conversation in the terminal"),
     "serve": ("runtime.commands.serve", "serve a pair over HTTP, compatible with OpenAI's API"),

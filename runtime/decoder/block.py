@@ -22,6 +22,7 @@ class BlockInput(NamedTuple):
         keys: (seed, block index) of each row, which its random numbers depend on.
         constraints: of each row; None for rows that ask for nothing.
         is_kept: of each row, whether what it gets is kept; else it is run idly.
+        drafts: of each row whose draft is looked up (`params.draft` is lookup), the tokens; () for no row at all.
     """
 
     params: Sequence[DecodingParams]
@@ -30,6 +31,7 @@ class BlockInput(NamedTuple):
     keys: Sequence[tuple[int, int]]
     constraints: Sequence[Constraint | None]
     is_kept: Sequence[bool]
+    drafts: Sequence[Sequence[int]] = ()
 
     @property
     def constrained(self) -> bool:

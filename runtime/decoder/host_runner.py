@@ -19,7 +19,7 @@ from numba import NumbaExperimentalFeatureWarning
 from torch import Tensor
 
 from engines.placement import cores
-from mtad import block, step_inputs
+from mtad import block, lookup, step_inputs
 from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
 from mtad.params import DecodingParams
@@ -42,6 +42,7 @@ class Functions(NamedTuple):
 
     fill_noise: Callable[..., None]
     first_inputs: Callable[..., None]
+    draft_looked_up: Callable[..., int]
     draft_levels: Callable[..., bool]
     level_inputs: Callable[..., None]
     select_nodes: Callable[..., None]
@@ -79,7 +80,9 @@ class HostRunner:
         decisions.finite[:] = True
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
         constraints, longest = Constraints.of(given.constraints), max(given.committed)
-        levels = self._draft(arrays, last_two, committed, longest, constraints) if arrays.draft_len else 0
+        levels = self._draft_looked_up(arrays, given.drafts) if arrays.looked_up.any() else 0
+        if arrays.drawn_rows["draft_len"].any():
+            levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
         drafted = time.perf_counter()
         nodes, scored = arrays.scored_nodes[levels], arrays.scored[levels]
         inputs = self.target.inputs(len(committed), 1 + nodes, longest + nodes)
@@ -101,6 +104,14 @@ class HostRunner:
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
         return _outcome(given, scored, decisions, logits, (began, drafted, scored_at))
 
+    def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[int]]) -> int:
+        """Let what was looked up be the drafts of its rows; returns the length of the longest one."""
+        tokens, counts = np.zeros((len(arrays.rows), arrays.draft_len), np.int64), np.where(arrays.looked_up, 0, -1)
+        for row, draft in enumerate(drafts):
+            if arrays.looked_up[row]:
+                tokens[row, : len(draft)], counts[row] = draft, len(draft)
+        return self._call.draft_looked_up(arrays.rows, tokens, counts, arrays.trees, arrays.q, self._is_end)
+
     def _draft(
         self,
         arrays: BatchArrays,
@@ -110,9 +121,10 @@ class HostRunner:
         constraints: Constraints | None,
     ) -> int:
         """Draft level by level, until no path goes on; returns how many levels there are."""
-        trees, count, end = arrays.trees, len(committed), longest + arrays.draft_len * arrays.width
+        rows, trees, count = arrays.drawn_rows, arrays.drawn_trees, len(committed)
+        end = longest + arrays.draft_len * arrays.width
         inputs = self.auxiliary.inputs(count, 2, end, 1)
-        self._call.first_inputs(arrays.rows, last_two, committed, *inputs.arrays)
+        self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
             logits = self.auxiliary.run(inputs)
             if constraints:
@@ -120,7 +132,7 @@ class HostRunner:
                 after = first[:, None] + np.arange(logits.shape[1])
                 after[after >= trees.starts[:, level, None]] = -1
                 logits = constraints.adjust(logits, *_paths(trees, after, level))
-            own = arrays.rows, level, trees, logits, arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
+            own = rows, level, trees, logits, arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
             if not self._share(self._call.draft_levels, logits, *own):
                 break
             if level == 0:
@@ -164,10 +176,12 @@ def _call_all() -> Functions:
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
     step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
     _paths(scored, np.full((2, 2), -1), 2)
+    lookup.look_up(tokens[0], 5, tokens[0, :1])
     judged = trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions
     return Functions(
         entry_of(fill_noise, np.zeros((2, 2), np.uint64), noise),
         entry_of(step_inputs.first_inputs, rows, last_two, committed, *inputs),
+        entry_of(lookup.draft_looked_up, rows, tokens, np.zeros(2, np.int64), trees, q, end),
         entry_of(block.draft_levels, 0, 2, rows, 0, trees, logits, q, noise.draft, end, decisions.finite),
         entry_of(step_inputs.level_inputs, 0, trees, committed, *inputs),
         entry_of(block.select_nodes, rows, 1, trees, end, scored),

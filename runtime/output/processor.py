@@ -67,7 +67,7 @@ class OutputProcessor:
                 except Exception as error:
                     request.fail(error)
                     continue
-                if given.params[row].drafts:
+                if given.params[row].uses_model:
                     request.auxiliary_cached = max(0, request.committed - 2)
                 grown.append((row, request, before))
         now = time.perf_counter()
@@ -76,11 +76,12 @@ class OutputProcessor:
         for row, request, before in grown:
             count = len(request.tokens) - before
             drafted, accepted = block.drafted_levels[row], min(len(block.tokens[row]) - 1, count)
-            if alarm := request.statistics.record_block(drafted, accepted, count, seconds):
+            params = given.params[row]
+            if alarm := request.statistics.record_block(drafted, accepted, count, seconds, params.uses_model):
                 self.totals.alarm(request.id, alarm)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
-            if block.given.params[row].spec.bounded:
+            if params.spec.bounded:
                 spent = sum(block.spent[row][:count])
                 request.statistics.divergence_spent += spent
                 self.totals.divergence_spent += spent

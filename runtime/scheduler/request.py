@@ -14,6 +14,7 @@ from runtime.scheduler.statistics import Statistics
 
 if TYPE_CHECKING:
     from runtime.constraints.follower import Grammar
+    from runtime.speculation.lookup import Text
 
 EXPECTED, CAUTION, RECENT = 0.8, 12, 64
 """How often a drafted token is accepted before anything was seen, for how many tokens that counts, and how many of the
@@ -96,6 +97,7 @@ class Request:
         prompt_scores: with `prompt_logprobs`, of each prompt token but the first; a prompt's choices share the list.
         blocks: decoding blocks run; the second half of the noise key.
         acceptance, draft_len: what automatic drafts go by, and how long they are; a fixed draft's have no meaning.
+        looked_up: its text, where drafts are looked up in it.
         target_cached, auxiliary_cached: leading columns of its row that are right in either cache.
         auxiliary_seconds: what storing the prompt in the auxiliary's cache took, and catching up.
         text: decoded text of `tokens`, cut before a stop string.
@@ -122,6 +124,7 @@ class Request:
     blocks: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0
+    looked_up: Text | None = None
     target_cached: int = 0
     auxiliary_cached: int = 0
     auxiliary_seconds: float = 0.0

@@ -82,10 +82,10 @@ class Scheduler:
             CapacityExceeded: prompt, new tokens and draft tree do not fit a row.
         """
         p, room = request.params, self.room_for_tokens
-        if p.drafted > self.max_draft_len and not p.automatic:
+        if p.drafted > self.max_draft_len and (p.draft_len != "auto" or p.form == "branches"):
             raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
         if p.draft_width > self.max_beam_width:
-            field = "branching" if p.spec.form == "branches" else "beam_width"
+            field = "branching" if p.form == "branches" else "beam_width"
             problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
             raise InvalidInput(field, getattr(p, field), problem)
         if len(request.prompt) >= room:
@@ -316,5 +316,5 @@ class Scheduler:
         for request in self.running:
             assert request.target_cached == request.committed - 1, "the target's cache is not the request's"
             assert 0 <= request.auxiliary_cached <= request.committed - 1
-            if request.params.drafts and not request.params.follows_load:
+            if request.params.uses_model and not request.params.looks_up and not request.params.follows_load:
                 assert request.auxiliary_cached >= request.committed - 2, "the auxiliary's cache lags"

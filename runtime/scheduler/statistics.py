@@ -101,19 +101,20 @@ class Statistics(Counts):
     _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
     def record_block(
-        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]
+        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float], judged: bool = True
     ) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
 
         Args:
             accepted: drafted tokens that became part of the text.
             seconds: draft, score, commit.
+            judged: whether the auxiliary drafted; an alarm is about the pair, not about what a text repeats.
         """
         self.add(drafted, accepted, tokens)
         self.draft_seconds += seconds[0] if drafted else 0.0
         self.score_seconds += seconds[1]
         self.commit_seconds += seconds[2]
-        if not drafted:
+        if not drafted or not judged:
             return None
         window = self._window
         window[0], window[1], window[2] = window[0] + 1, window[1] + drafted, window[2] + accepted

@@ -3,6 +3,7 @@
     mtad bench peers        tokens per second, by requests in flight, of our methods and of other libraries
     mtad bench steps        what a step of each engine costs, by rows, tokens and size of the model
     mtad bench overhead     what of a block is spent outside the two engines
+    mtad bench drafts       drafts of the auxiliary, looked-up drafts and both, by kind of text
     mtad bench server       the HTTP server under load, driven by guidellm
 
 Each has options of its own (`mtad bench peers --help`), prints its tables, and writes them to docs/results: NAME.json,
@@ -25,7 +26,7 @@ from runtime.commands.entry import Parser, command
 from scripts.bench.peers.catalog import OURS, PEERS, PRECISIONS, SIZES
 from scripts.paths import RESULTS, ROOT
 
-MODULES = {"peers": "peers.compare", "steps": "steps", "overhead": "overhead", "server": "server"}
+MODULES = {"peers": "peers.compare", "steps": "steps", "overhead": "overhead", "drafts": "drafts", "server": "server"}
 
 
 def tables(figures: Mapping[str, Any]) -> Any:
@@ -49,13 +50,17 @@ def parser(name: str) -> Parser:
         add("--tokens", type=int, default=100, help="of each text (default %(default)s)")
     if name == "steps":
         add("--rows", nargs="+", type=int, default=[1, 8, 32], help="(default %(default)s)")
-    if name in ("overhead", "server"):
+    if name in ("overhead", "drafts", "server"):
         add("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)")
     if name == "overhead":
         add("--vocabulary", type=int, help="instead of --pair, a random pair with so many tokens, such as 128256")
         methods = ["sample", "speculative", "mtad", "mmtad"]
         add("--methods", nargs="+", choices=tuple(METHODS), default=methods, help="(default %(default)s)")
         add("--provider", help="of both engines, such as cpu or openvino (default: as mtad serve chooses)")
+    if name == "drafts":
+        add("--rows", type=int, default=1, help="requests at once (default %(default)s)")
+        add("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
+        add("--seconds", type=float, default=9.0, help="for each kind and temperature (default %(default)s)")
     if name == "server":
         add("--loads", nargs="+", type=int, default=[1, 4, 16, 64], help="requests in flight (default %(default)s)")
         add("--seconds", type=float, default=30.0, help="for each load (default %(default)s)")

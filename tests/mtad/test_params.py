@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -15,6 +16,7 @@ from mtad.rows import RATIOS, RULES, stack_rows, top_k_of
 
 INVALID: dict[str, list[Any]] = {
     "method": ["beams", "", "MTAD"],
+    "draft": ["auxiliary", "", 1, ["lookup"]],
     "draft_len": [0, -1, 129, 1.5, True, "4", None],
     "beam_width": [0, -1, 65, 2.0, False, "4", None],
     "branching": [(), 4, (0,), (2, 1.5), (65,), (8, 3, 3), "4,2", None],
@@ -149,6 +151,9 @@ def test_sizes_follow_the_method(method: str) -> None:
         **dict.fromkeys(("mmtad", "mmtad_sample", "typical"), whole),
     }
     assert sizes == expected[method]
+    looked_up = replace(params, draft="lookup")
+    own = looked_up.drafted, looked_up.draft_width, looked_up.score_width, sum(looked_up.widths)
+    assert own == (chain if params.drafts else sizes), "what is looked up is a chain"
 
 
 def test_the_weight_of_an_ensemble_is_at_most_1() -> None:

@@ -96,6 +96,8 @@ class CudaGraphRunner:
         if given.constrained:
             return "constraints are followed on the host"
         for p in given.params:
+            if p.drafts and not p.uses_model:
+                return "drafts are looked up on the host"
             if not p.spec.captured:
                 return f"{p.method} runs on the host"
         return self._never or self._refused.get(Key.of(given, self._buckets))
