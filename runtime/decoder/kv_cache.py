@@ -115,16 +115,17 @@ class KvCaches:
             whether all of those caches are up to date now.
         """
         behind = [row for row, request in enumerate(requests) if drafted[row] and self._lags(request)]
-        for row in behind if budget > 0 else ():
+        for row in behind:
             request, began = requests[row], time.perf_counter()
+            if budget <= 0 and request.follows_load:
+                continue
             if not request.auxiliary_cached:
                 request.auxiliary_cached = self._reuse(self.auxiliary, request, row, requests)
             held = request.auxiliary_cached
-            self._extend(request, row, min(request.committed - 2, held + budget))
+            most = budget if request.follows_load else request.committed  # its tokens must not depend on the load
+            self._extend(request, row, min(request.committed - 2, held + most))
             budget -= request.auxiliary_cached - held
             request.statistics.prefill_seconds += time.perf_counter() - began
-            if budget <= 0:
-                break
         return not any(self._lags(requests[row]) for row in behind)
 
     @staticmethod

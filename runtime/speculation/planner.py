@@ -39,10 +39,12 @@ def with_length(params: DecodingParams, length: int) -> DecodingParams:
 
 def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingParams]:
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
-    if not params.automatic:
-        return [params]
-    lengths = draft_lengths(min(longest, LONGEST))
-    return [with_length(params, length) for length in lengths if length or params.follows_load]
+    found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
+    for part in [params] if params.thinking is params else [params, params.thinking]:
+        follows = params.follows_load and params.thinking.follows_load
+        own = [with_length(part, length) for length in lengths if length or follows]
+        found += own if part.automatic else [part]
+    return found
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Planner:
         self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
         self._last_block, self._slowness = (0, 0), 1.0
         self._stored_seconds, self._stored_tokens = 0.0, 1.0
-        self._variants: dict[tuple[int, int], DecodingParams] = {}
+        self._variants: dict[tuple[int, int, bool], DecodingParams] = {}
         self._planned: list[DecodingParams] = []
 
     @property
@@ -112,18 +114,19 @@ class Planner:
 
         Those that stay the same are the same objects, and so is the list where all do.
         """
-        followers = [request for request in requests if request.params.follows_load]
+        followers = [request for request in requests if request.follows_load]
         self.adapts = bool(followers)
         for request in requests:
-            if request.params.automatic and not request.blocks:
-                request.acceptance.usual = self._typical[request.params.method] if request.params.follows_load else None
-            if request.params.automatic and not request.params.follows_load and request.blocks % INTERVAL == 0:
+            params, new = request.part_params, not request.acceptance.tried  # of this part, nothing was seen
+            if params.automatic and new:
+                request.acceptance.usual = self._typical[params.method] if request.follows_load else None
+            if params.automatic and not request.follows_load and (new or request.blocks % INTERVAL == 0):
                 request.draft_len = self._own_length(request)
         if followers and self._blocks_left <= 0:
             self._choose(requests)
         for request in followers:
             request.draft_len = self.length
-        keys = [(request.id, request.draft_len) for request in requests]
+        keys = [(request.id, request.draft_len, request.thinking) for request in requests]
         if keys != list(self._variants):
             known, each = self._variants, zip(keys, requests, strict=True)
             self._variants = {key: known.get(key) or self._variant(request) for key, request in each}
@@ -172,22 +175,23 @@ class Planner:
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what the auxiliary's cache takes, beside blocks, per token of text."""
-        if request.params.follows_load and request.auxiliary_cached:
+        if request.follows_load and request.auxiliary_cached:
             self._stored_seconds += 0.1 * (request.auxiliary_seconds - self._stored_seconds)
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
     def _variant(self, request: Request) -> DecodingParams:
-        return with_length(request.params, request.draft_len) if request.params.automatic else request.params
+        params = request.part_params
+        return with_length(params, request.draft_len) if params.automatic else params
 
     @staticmethod
     def _length(request: Request, followed: int) -> int:
         """Length of a request's draft where those that follow the load have `followed` tokens."""
-        p = request.params
-        return followed if p.follows_load else request.draft_len if p.automatic else p.drafted
+        p = request.part_params
+        return followed if request.follows_load else request.draft_len if p.automatic else p.drafted
 
     def _own_length(self, request: Request) -> int:
         tokens = request.acceptance.tokens(self._lengths[-1])
-        return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.params, n))
+        return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.part_params, n))
 
     def _choose(self, requests: Sequence[Request]) -> None:
         rows, lengths = _bucket(len(requests)), self._lengths
@@ -209,7 +213,7 @@ class Planner:
             for n in lengths:
                 own = expected[self._length(request, n)]
                 tokens[n] += own
-                if n and request.params.follows_load:
+                if n and request.follows_load:
                     stored[n] += own * self._stored_seconds / self._stored_tokens
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (self._slowness * taken[n] + stored[n]) for n in lengths}

@@ -50,7 +50,8 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_weights_and_they_can_be
     monkeypatch.setattr(batches, "make", make)
     train.main()
     target, auxiliary = (tmp_path / "pair" / role for role in ROLES)
-    train.fit(train.QUICK["target"], *train.material(40, 100), tmp_path / "whole", compiled=False)
+    recipe, (words, code) = train.QUICK["target"], train.material(40, 100)
+    train.fit(recipe, words, train.batches_of(recipe, words, code), tmp_path / "whole", compiled=False)
     weights, whole = (load_file(folder / "model.safetensors") for folder in (target, tmp_path / "whole"))
     torch.testing.assert_close(weights, whole, rtol=0, atol=0)
     for folder in (target, auxiliary):
