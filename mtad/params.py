@@ -316,9 +316,10 @@ class DecodingParams:
         """Whether it chooses by measured seconds.
 
         It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
-        makes the tokens the same anyway.
+        makes the tokens the same anyway; with thoughts, where it may in both parts.
         """
-        return self.automatic and self.spec.exact and (self.seed is None or self.temperature == 0)
+        own = self.automatic and self.spec.exact and (self.seed is None or self.temperature == 0)
+        return own and (self.thinking is self or self.thinking.follows_load)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:

@@ -267,11 +267,6 @@ class LLM:
         """
         self.loop.scheduler.submit(*requests)
 
-    @staticmethod
-    def result(request: Request) -> Result:
-        """The result of a request that ended; see `Result.of`."""
-        return Result.of(request)
-
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as `Prompts.tokenize` makes them."""
         return self._prompts.tokenize(text, special_tokens)

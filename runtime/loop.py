@@ -137,7 +137,7 @@ class DecodingLoop:
         self.totals.prefill_seconds += self._catch_up_seconds
         if not current:
             own = zip(params, requests, strict=True)
-            params = [with_length(p, 0) if one.follows_load else p for p, one in own]
+            params = [with_length(p, 0) if one.params.follows_load else p for p, one in own]
         began, deferred = time.perf_counter(), self.caches.deferred_rows
         self.caches.reserve(requests, self.scheduler.lookahead)
         block = self._runner.run(
@@ -180,7 +180,7 @@ class DecodingLoop:
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
         drafted = request.part_params.drafts and request.params.max_tokens > 0
-        return drafted and (not request.follows_load or self.planner.drafts)
+        return drafted and (not request.params.follows_load or self.planner.drafts)
 
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:
         """Cancel requests, wherever they are; their rows are free at once.

@@ -127,11 +127,6 @@ class Constraint:
             self.distinct.update(dict.fromkeys(prompt))
 
     @property
-    def has_grammar(self) -> bool:
-        """Whether the answer follows a grammar."""
-        return self._follower is not None
-
-    @property
     def follower(self) -> Follower | None:
         """What follows the grammar, where it holds now."""
         return None if self.thinking else self._follower

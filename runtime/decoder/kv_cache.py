@@ -117,12 +117,14 @@ class KvCaches:
         behind = [row for row, request in enumerate(requests) if drafted[row] and self._lags(request)]
         for row in behind:
             request, began = requests[row], time.perf_counter()
-            if budget <= 0 and request.follows_load:
+            if budget <= 0 and request.params.follows_load:
                 continue
             if not request.auxiliary_cached:
                 request.auxiliary_cached = self._reuse(self.auxiliary, request, row, requests)
             held = request.auxiliary_cached
-            most = budget if request.follows_load else request.committed  # its tokens must not depend on the load
+            most = (
+                budget if request.params.follows_load else request.committed
+            )  # its tokens must not depend on the load
             self._extend(request, row, min(request.committed - 2, held + most))
             budget -= request.auxiliary_cached - held
             request.statistics.prefill_seconds += time.perf_counter() - began

@@ -137,8 +137,7 @@ class OutputProcessor:
         What is dropped was drafted and judged by a rule that does not hold there. The target's own token is dropped as
         well: it may come from what a rejected draft has left, and not from the target's law.
         """
-        constraint = self._constraints.get(request.id)
-        cut = request.params.thinking is not request.params or (constraint is not None and constraint.has_grammar)
+        cut = request.params.thinking is not request.params or request.params.constrained
         was_inside = thoughts.inside
         tokens, forced = thoughts.read(request.tokens, block.tokens[row], cut)
         if forced:

@@ -152,11 +152,6 @@ class Request:
         """The parameters of the part that its next token belongs to: a thought, or the answer."""
         return self.params.thinking if self.thinking else self.params
 
-    @property
-    def follows_load(self) -> bool:
-        """Whether its drafts follow the load: in each of its parts, or in none."""
-        return self.params.follows_load and self.params.thinking.follows_load
-
     def split(self, text: str, start: int = 0) -> tuple[str, str]:
         """What of its text, from a character on, are thoughts, and what is the answer."""
         return self.thoughts.split(text, self.offsets, start) if self.thoughts else ("", text[start:])

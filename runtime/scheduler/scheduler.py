@@ -317,5 +317,5 @@ class Scheduler:
         for request in self.running:
             assert request.target_cached == request.committed - 1, "the target's cache is not the request's"
             assert 0 <= request.auxiliary_cached <= request.committed - 1
-            if request.params.drafts and request.params.thinking.drafts and not request.follows_load:
+            if request.params.drafts and request.params.thinking.drafts and not request.params.follows_load:
                 assert request.auxiliary_cached >= request.committed - 2, "the auxiliary's cache lags"

@@ -108,6 +108,8 @@ class ResponseRequest(Body):
         found = super().translated(values)
         if isinstance(found.get("input"), str):
             found["input"] = [{"role": "user", "content": found["input"]}]
+        elif isinstance(found.get("input"), list):  # thoughts of earlier answers are not shown to the model again
+            found["input"] = [i for i in found["input"] if not isinstance(i, dict) or i.get("type") != "reasoning"]
         return found
 
     @property

@@ -153,7 +153,7 @@ class OpenAIResponse:
                 said = self._said(index, answer, delta.finish_reason is not None, chunk)
                 if self._readers[index].calls and delta.finish_reason == "stop":
                     choice["finish_reason"] = "tool_calls"
-            if delta.reasoning and getattr(self._body, "include_reasoning", True):
+            if delta.reasoning:
                 said = {"reasoning_content": delta.reasoning, **said}
             if chunk:
                 choice["delta"] = {"role": "assistant", **said} if first else said

@@ -222,7 +222,6 @@ class ChatCompletionRequest(Body):
     parallel_tool_calls: bool = Field(True, description="whether an answer may have several calls")
     reasoning_effort: Effort | None = Field(None, description="how much to think, where the chat template knows it")
     chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the template, such as enable_thinking")
-    include_reasoning: bool = Field(True, description="return thoughts, as `reasoning_content`")
 
     @property
     def renamed(self) -> dict[str, str]:

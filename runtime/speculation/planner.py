@@ -41,8 +41,7 @@ def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingPar
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
     found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
     for part in [params] if params.thinking is params else [params, params.thinking]:
-        follows = params.follows_load and params.thinking.follows_load
-        own = [with_length(part, length) for length in lengths if length or follows]
+        own = [with_length(part, length) for length in lengths if length or params.follows_load]
         found += own if part.automatic else [part]
     return found
 
@@ -114,13 +113,13 @@ class Planner:
 
         Those that stay the same are the same objects, and so is the list where all do.
         """
-        followers = [request for request in requests if request.follows_load]
+        followers = [request for request in requests if request.params.follows_load]
         self.adapts = bool(followers)
         for request in requests:
             params, new = request.part_params, not request.acceptance.tried  # of this part, nothing was seen
             if params.automatic and new:
-                request.acceptance.usual = self._typical[params.method] if request.follows_load else None
-            if params.automatic and not request.follows_load and (new or request.blocks % INTERVAL == 0):
+                request.acceptance.usual = self._typical[params.method] if request.params.follows_load else None
+            if params.automatic and not request.params.follows_load and (new or request.blocks % INTERVAL == 0):
                 request.draft_len = self._own_length(request)
         if followers and self._blocks_left <= 0:
             self._choose(requests)
@@ -175,7 +174,7 @@ class Planner:
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what the auxiliary's cache takes, beside blocks, per token of text."""
-        if request.follows_load and request.auxiliary_cached:
+        if request.params.follows_load and request.auxiliary_cached:
             self._stored_seconds += 0.1 * (request.auxiliary_seconds - self._stored_seconds)
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
@@ -187,7 +186,7 @@ class Planner:
     def _length(request: Request, followed: int) -> int:
         """Length of a request's draft where those that follow the load have `followed` tokens."""
         p = request.part_params
-        return followed if request.follows_load else request.draft_len if p.automatic else p.drafted
+        return followed if request.params.follows_load else request.draft_len if p.automatic else p.drafted
 
     def _own_length(self, request: Request) -> int:
         tokens = request.acceptance.tokens(self._lengths[-1])
@@ -213,7 +212,7 @@ class Planner:
             for n in lengths:
                 own = expected[self._length(request, n)]
                 tokens[n] += own
-                if n and request.follows_load:
+                if n and request.params.follows_load:
                     stored[n] += own * self._stored_seconds / self._stored_tokens
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (self._slowness * taken[n] + stored[n]) for n in lengths}

@@ -65,7 +65,7 @@ class Setting:
     @property
     def lossless(self) -> bool:
         """Whether its texts are distributed as the target's samples of the same temperature and filters."""
-        return self.params.spec.lossless and not self.alone
+        return self.params.lossless and not self.alone
 
     @property
     def drafts(self) -> list[DecodingParams]:
