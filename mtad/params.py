@@ -239,15 +239,12 @@ class DecodingParams:
     @cached_property
     def thinking(self) -> DecodingParams:
         """Those of thoughts; the same object where nothing differs there."""
-        given = {
-            "method": self.thinking_method,
-            "accept_threshold": self.thinking_threshold,
-            "divergence": self.thinking_divergence,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
+        own = self.thinking_method, self.thinking_threshold, self.thinking_divergence
+        each = zip(("method", "accept_threshold", "divergence"), own, strict=True)
+        given = {name: value for name, value in each if value is not None}
         plain = replace(self, thinking_method=None, thinking_threshold=None, thinking_divergence=None)
-        own = self.from_dict(given, plain)
-        return self if own == plain else own
+        changed = self.from_dict(given, plain)
+        return self if changed == plain else changed
 
     @property
     def lossless(self) -> bool:
