@@ -207,6 +207,11 @@ def test_a_thoughts_rule_and_the_answers_have_figures_of_their_own(plain: LLM) -
     assert own.target_passes - own.thinking_passes < own.tokens - own.thinking_tokens, "mtad gives more"
 
 
+@pytest.mark.parametrize(("end", "inside"), [("", True), ("\n\n", True), (" x", False), ("</think>\n", False)])
+def test_a_prompt_that_ends_with_the_tag_has_opened_the_thought(plain: LLM, end: str, inside: bool) -> None:
+    assert plain.requests(PROMPT + end, TAGGED)[0].thinking is inside
+
+
 def test_what_a_pair_has_no_tags_for_is_refused(plain: LLM) -> None:
     for name, value in {"thinking_method": "mtad", "thinking_token_budget": 3}.items():
         with pytest.raises(InvalidInput) as caught:
