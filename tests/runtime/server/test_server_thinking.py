@@ -98,4 +98,4 @@ def test_a_response_has_an_item_for_the_thought_and_takes_it_back(server: LiveSe
     assert events[-1].response.output[0].content[0].text == message.reasoning_content
     assert "response.reasoning_text.done" in [event.type for event in events]
     again = [{"role": "user", "content": "How many"}, *answer.to_dict()["output"], {"role": "user", "content": "So?"}]
-    assert server.client.responses.create(**{**asked, "input": again}).output_text
+    assert server.client.responses.create(**{**asked, "input": again}).output
