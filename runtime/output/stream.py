@@ -59,7 +59,7 @@ class Choice:
         if not ended and at == len(request.tokens) and self.characters >= upto:
             return None
         text = request.text[self.characters : upto]
-        reasoning, answer = request.split(request.text[:upto], self.characters)
+        reasoning, answer = request.split(self.characters, upto)
         self.characters = max(self.characters, upto)
         self.tokens = len(request.tokens)
         drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted

@@ -152,9 +152,9 @@ class Request:
         """The parameters of the part that its next token belongs to: a thought, or the answer."""
         return self.params.thinking if self.thinking else self.params
 
-    def split(self, text: str, start: int = 0) -> tuple[str, str]:
-        """What of its text, from a character on, are thoughts, and what is the answer."""
-        return self.thoughts.split(text, self.offsets, start) if self.thoughts else ("", text[start:])
+    def split(self, start: int = 0, end: int | None = None) -> tuple[str, str]:
+        """What of its text, between two characters, are thoughts, and what is the answer."""
+        return self.thoughts.split(self.text, self.offsets, start, end) if self.thoughts else ("", self.text[start:end])
 
     @property
     def committed(self) -> int:
@@ -214,7 +214,7 @@ class Result:
         assert request.finish_reason is not None, "the request has not ended"
         if request.finish_reason == "error":
             raise RequestFailed(f"request {request.id} failed: {request.error}") from request.error
-        reasoning, answer = request.split(request.text)
+        reasoning, answer = request.split()
         return cls(
             text=request.text,
             reasoning=reasoning,

@@ -77,7 +77,8 @@ class Thoughts:
             the tokens that are kept, and whether the last of them stands in the place of another: where a thought has
             as many tokens as it may, its closing tag does.
         """
-        whole, before = [*text, *tokens], len(text)
+        before = min(len(text), max(len(self.opening), len(self.closing)))  # of a long text, its end says enough
+        whole, base = [*text[len(text) - before :], *tokens], len(text) - before
         for end in range(before + 1, len(whole) + 1):
             forced = False
             if self.inside and self.budget is not None and self.length >= self.budget:
@@ -85,9 +86,10 @@ class Thoughts:
                 forced, whole[end - 1] = whole[end - 1] != wanted, wanted
             self.length += self.inside
             start = end - len(self.tag)
-            switched = start >= 0 and whole[start:end] == self.tag
+            free = self.switches[-1][1] if self.switches else 0
+            switched = base + start >= free and whole[start:end] == self.tag
             if switched:
-                self.switches.append((start, end))
+                self.switches.append((base + start, base + end))
                 self.inside, self.length = not self.inside, 0
             if forced or (switched and cut):
                 return whole[before:end], forced
@@ -98,15 +100,16 @@ class Thoughts:
         tag = self.tag
         return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if list(text[-n:]) == tag[:n]), 0)
 
-    def split(self, text: str, offsets: Sequence[int], start: int = 0) -> tuple[str, str]:
-        """What of a text, from a character on, are thoughts, and what is the answer; tags are neither.
+    def split(self, text: str, offsets: Sequence[int], start: int = 0, end: int | None = None) -> tuple[str, str]:
+        """What of a text, between two characters, are thoughts, and what is the answer; tags are neither.
 
         Args:
             offsets: characters before each token.
         """
         parts, inside, at = ["", ""], self._inside_first, 0
         places = [tuple(offsets[n] if n < len(offsets) else len(text) for n in tag) for tag in self.switches]
-        for low, high in [*places, (len(text), len(text))]:
-            parts[inside] += text[max(at, start) : low]
+        end = len(text) if end is None else end
+        for low, high in [*places, (end, end)]:
+            parts[inside] += text[max(at, start) : min(low, end)]
             at, inside = high, not inside
         return parts[1], parts[0]

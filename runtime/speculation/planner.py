@@ -41,8 +41,7 @@ def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingPar
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
     found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
     for part in [params] if params.thinking is params else [params, params.thinking]:
-        own = [with_length(part, length) for length in lengths if length or params.follows_load]
-        found += own if part.automatic else [part]
+        found += [with_length(part, n) for n in lengths if n or params.follows_load] if part.automatic else [part]
     return found
 
 

@@ -116,7 +116,7 @@ def test_parts_lie_between_the_tags(blocks: int, tokens: list[int], inside: bool
     assert (text, split(thoughts, text)) == (tokens, parts)
     whole = "".join(map(str, text))
     for start in range(len(whole)):  # what a stream sends adds up to the whole
-        pieces = [thoughts.split(piece, range(len(text)), at) for at, piece in ((0, whole[:start]), (start, whole))]
+        pieces = [thoughts.split(whole, range(len(text)), *ends) for ends in ((0, start), (start, None))]
         assert tuple("".join(some) for some in zip(*pieces, strict=True)) == parts
 
 
