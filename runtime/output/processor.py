@@ -134,8 +134,7 @@ class OutputProcessor:
     def _read_thoughts(self, request: Request, thoughts: Thoughts, row: int, block: Block) -> None:
         """Drop what a block has behind a tag, where the other part has a rule or a grammar of its own.
 
-        What is dropped was drafted and judged by a rule that does not hold there. The target's own token is dropped as
-        well: it may come from what a rejected draft has left, and not from the target's law.
+        The target's own token goes as well: it may come from what a rejected draft has left of the target's law.
         """
         cut = request.params.thinking is not request.params or request.params.constrained
         was_inside = thoughts.inside
