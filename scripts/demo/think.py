@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ THINKING_TEMPLATE = TEMPLATE.replace(
 )
 
 _COMPARED = re.compile(r"(\w+) (=|<>|!=|>=|<=|>|<|LIKE|NOT LIKE) ('[^']*'|\d+)")
-_COMMON = {"sql_rows": 2, "code_rows": 0, "decay": 0.9, "warmup": 8, "shown": 24, "saved": 20}
+_COMMON: dict[str, Any] = {"sql_rows": 2, "code_rows": 0, "decay": 0.9, "warmup": 8, "shown": 24, "saved": 20}
 THINKING = {
     "target": replace(RECIPES["target"], **_COMMON, steps=70, matrix_rate=2e-3, embedding_rate=1.5e-3, seed=11),
     "auxiliary": replace(

@@ -194,7 +194,7 @@ def test_a_thought_that_is_not_closed_leaves_no_answer(plain: LLM) -> None:
 
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_with_the_tag_ends_the_text_inside_the_thought(plain: LLM, include: bool) -> None:
-    asked = {"stop": ("</think>",), "thinking_token_budget": 5, "include_stop_str_in_output": include}
+    asked: dict[str, Any] = {"stop": ("</think>",), "thinking_token_budget": 5, "include_stop_str_in_output": include}
     (result,) = plain.generate(PROMPT, replace(TAGGED, **asked))
     assert (result.finish_reason, result.answer) == ("stop", "")
     assert result.text == result.reasoning + ("</think>" if include else "")
@@ -216,7 +216,7 @@ def test_a_prompt_that_ends_with_the_tag_has_opened_the_thought(plain: LLM, end:
 def test_what_a_pair_has_no_tags_for_is_refused(plain: LLM) -> None:
     for name, value in {"thinking_method": "mtad", "thinking_token_budget": 3}.items():
         with pytest.raises(InvalidInput) as caught:
-            plain.generate("S", DecodingParams(**{name: value}))
+            plain.generate("S", DecodingParams.from_dict({name: value}))
         assert caught.value.field == name
 
 

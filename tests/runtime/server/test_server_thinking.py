@@ -62,7 +62,8 @@ def test_the_template_is_told_how_much_to_think(server: LiveServer, plain: LLM) 
         asked = {**ASKED, "max_tokens": 1, "return_token_ids": True, **given}
         status, _, answer = call(server, "POST", "/v1/chat/completions", asked)
         assert status == 200, answer
-        return plain.pair.tokenizer.decode(answer["choices"][0]["prompt_token_ids"]).partition("\n")[2]
+        text = plain.pair.tokenizer.decode(answer["choices"][0]["prompt_token_ids"])
+        return str(text).partition("\n")[2]
 
     assert prompt() == prompt(reasoning_effort="low") == "[assistant] <think>"
     assert prompt(reasoning_effort="none") == "[assistant] "
