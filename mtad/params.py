@@ -69,6 +69,16 @@ class DecodingParams:
             likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
             never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
             than this.
+        thinking_method: Method inside thoughts, between the tags that a model opens and closes them by; by default,
+            method. Behind a tag the other part's rule begins anew, so with a lossless method the answer is a sample of
+            the target's own law given the thought, whatever wrote that (docs/thinking.md).
+        thinking_threshold: accept_threshold inside thoughts; by default, the method's own, or accept_threshold where
+            the method is the same.
+        thinking_divergence: divergence inside thoughts; by default, divergence.
+        thinking_tags: The two tags, such as <think> and </think>; by default, those that the tokenizer is known to
+            have.
+        thinking_token_budget: Maximum number of tokens of each thought, at least 0; the closing tag takes the place of
+            the next one. By default, there is no limit but max_tokens.
         temperature: Divides the logits of both models; at least 0. At 0 nothing is random: lossless methods and budgets
             decode greedily; the others draft by beam search, accept by the distributions at temperature 1, and add the
             target's most likely token.
@@ -118,6 +128,11 @@ class DecodingParams:
     relaxed_topk: int = 10
     fly_window_size: int = 2
     draft_confidence: float | None = None
+    thinking_method: str | None = None
+    thinking_threshold: float | None = None
+    thinking_divergence: float | None = None
+    thinking_tags: tuple[str, ...] = ()
+    thinking_token_budget: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -143,10 +158,12 @@ class DecodingParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        if instead := REMOVED.get(self.method):
-            raise InvalidInput("method", self.method, f"no longer there; use {instead}")
-        if self.method not in METHODS:
-            raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
+        for name in ("method",) if self.thinking_method is None else ("method", "thinking_method"):
+            method = getattr(self, name)
+            if instead := REMOVED.get(method):
+                raise InvalidInput(name, method, f"no longer there; use {instead}")
+            if method not in METHODS:
+                raise InvalidInput(name, method, f"unknown; choose one of {', '.join(METHODS)}")
         if self.draft not in (None, "model", "lookup", "lookup+model"):
             raise InvalidInput("draft", self.draft, "choose one of model, lookup, lookup+model")
         if self.draft_len != "auto":
@@ -163,10 +180,17 @@ class DecodingParams:
             _integer("branching", children, 1, 64)
         if math.prod(self.branching) > 64:
             raise InvalidInput("branching", self.branching, "a level may have at most 64 nodes; give fewer children")
-        if self.accept_threshold is not None:
-            _real("accept_threshold", self.accept_threshold, 0.0, math.inf, "at least 0 and finite")
-            if self.method == "ensemble" and self.accept_threshold > 1:
-                raise InvalidInput("accept_threshold", self.accept_threshold, "a weight; give a number from 0 to 1")
+        thresholds = ("accept_threshold", self.method), ("thinking_threshold", self.thinking_method or self.method)
+        for name, method in thresholds:
+            if (threshold := getattr(self, name)) is not None:
+                _real(name, threshold, 0.0, math.inf, "at least 0 and finite")
+                if method == "ensemble" and threshold > 1:
+                    raise InvalidInput(name, threshold, "a weight; give a number from 0 to 1")
+        tags = self.thinking_tags
+        if not isinstance(tags, tuple) or len(tags) not in (0, 2) or not all(isinstance(t, str) and t for t in tags):
+            raise InvalidInput("thinking_tags", tags, "give the tag that opens a thought and the one that closes it")
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         _integer("relaxed_topk", self.relaxed_topk, 1, 2**31 - 1)
         _integer("fly_window_size", self.fly_window_size, 1, 127)
         if self.draft_confidence is not None:
@@ -175,6 +199,8 @@ class DecodingParams:
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
         _real("divergence", self.divergence, 0.0, 1.0, "from 0 to 1")
+        if self.thinking_divergence is not None:
+            _real("thinking_divergence", self.thinking_divergence, 0.0, 1.0, "from 0 to 1")
         _real("plausible", self.plausible, 0.0, 1.0, "from 0 to 1")
         _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
         _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
@@ -216,6 +242,21 @@ class DecodingParams:
     def spec(self) -> Method:
         """The method's row of the table."""
         return METHODS[self.method]
+
+    @cached_property
+    def thinking(self) -> DecodingParams:
+        """Those of thoughts; the same object where nothing differs there."""
+        own = self.thinking_method, self.thinking_threshold, self.thinking_divergence
+        each = zip(("method", "accept_threshold", "divergence"), own, strict=True)
+        given = {name: value for name, value in each if value is not None}
+        plain = replace(self, thinking_method=None, thinking_threshold=None, thinking_divergence=None)
+        changed = self.from_dict(given, plain)
+        return self if changed == plain else changed
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the whole text, thoughts included, is distributed as the target's own samples."""
+        return self.spec.lossless and self.thinking.spec.lossless
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -299,14 +340,15 @@ class DecodingParams:
         """Whether the length of drafts may follow the clock.
 
         It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
-        makes the tokens the same anyway.
+        makes the tokens the same anyway; with thoughts, where it may in both parts.
         """
-        return self.spec.exact and (self.seed is None or self.temperature == 0)
+        own = self.spec.exact and (self.seed is None or self.temperature == 0)
+        return own and (self.thinking is self or self.thinking.timed)
 
     @cached_property
     def follows_load(self) -> bool:
         """Whether it chooses by measured seconds."""
-        return self.automatic and self.timed
+        return self.automatic and self.thinking.automatic and self.timed
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:
@@ -321,7 +363,7 @@ class DecodingParams:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
         values = dict(values)
-        for name in ("branching", "stop_token_ids", "bad_words"):
+        for name in ("branching", "stop_token_ids", "bad_words", "thinking_tags"):
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys

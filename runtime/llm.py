@@ -32,6 +32,7 @@ from runtime.pair import Pair, open_pair
 from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.thoughts import Thoughts, known_tags, opened
 from runtime.speculation.planner import variants
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class LLM:
 
     Attributes:
         blocks: runs blocks on a device; None where they run on the host.
+        tags: by which the pair's tokenizer opens and closes thoughts; None where they are not known.
 
     Raises:
         InvalidInput: the folder is not a usable pair, or an option does not fit it.
@@ -106,6 +108,7 @@ class LLM:
             config.max_prefill_tokens,
             pair.costs,
         )
+        self.tags = known_tags(pair.tokenizer)
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         pair.settled(pair.defaults)
         self.record([pair.defaults] if record is None else record)
@@ -218,8 +221,23 @@ class LLM:
             Request(next(self._ids), ids, params, s, i, priority, client, salt, grammar=grammar, prompt_scores=scores)
             for i, s in enumerate(seeds)
         ]
+        for request in requests:
+            request.thoughts = self._thoughts(ids, params)
         self.loop.scheduler.check(requests[0])
         return requests
+
+    def _thoughts(self, prompt: list[int], params: DecodingParams) -> Thoughts | None:
+        tags = params.thinking_tags or self.tags
+        if tags is None:
+            for name in ("thinking_method", "thinking_threshold", "thinking_divergence", "thinking_token_budget"):
+                if (value := getattr(params, name)) is not None:
+                    raise InvalidInput(name, value, "no tags of thoughts are known of this pair; give thinking_tags")
+            return None
+        opening, closing = (self.tokenize(tag, special_tokens=False) for tag in tags)
+        if not (opening and closing):
+            raise InvalidInput("thinking_tags", tags, "the tokenizer makes no tokens of one of them")
+        inside = opened(prompt, opening, self.pair.tokenizer)
+        return Thoughts(opening, closing, inside, params.thinking_token_budget)
 
     def add(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Request:
         """Queue one request.
@@ -249,11 +267,6 @@ class LLM:
             QueueFull: try again later.
         """
         self.loop.scheduler.submit(*requests)
-
-    @staticmethod
-    def result(request: Request) -> Result:
-        """The result of a request that ended; see `Result.of`."""
-        return Result.of(request)
 
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as `Prompts.tokenize` makes them."""

@@ -186,7 +186,7 @@ class DecodingLoop:
 
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
-        drafted = request.params.uses_model and request.params.max_tokens > 0
+        drafted = request.part_params.uses_model and request.params.max_tokens > 0
         return drafted and (not request.params.follows_load or self.planner.drafts)
 
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:

@@ -95,7 +95,7 @@ class Pair:
         own = self.defaults
         bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
         sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
-        return f"default: {own.method} ({'lossless' if own.spec.lossless else bound}), {sampling}"
+        return f"default: {own.method} ({'lossless' if own.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:

@@ -22,6 +22,7 @@ class OutputDelta:
             the target's own (the bonus token).
         index: the choice; counts on over the prompts of `submit_many`.
         finish_reason, statistics: on the choice's last delta, else None.
+        reasoning, answer: of the text, what is inside thoughts and what is not, without the tags.
     """
 
     text: str
@@ -34,6 +35,8 @@ class OutputDelta:
     index: int = 0
     finish_reason: FinishReason | None = None
     statistics: Statistics | None = None
+    reasoning: str = ""
+    answer: str = ""
 
 
 @dataclass(eq=False)
@@ -55,7 +58,9 @@ class Choice:
         upto = len(request.text) if ended else request.stable
         if not ended and at == len(request.tokens) and self.characters >= upto:
             return None
-        text, self.characters = request.text[self.characters : upto], max(self.characters, upto)
+        text = request.text[self.characters : upto]
+        reasoning, answer = request.split(self.characters, upto)
+        self.characters = max(self.characters, upto)
         self.tokens = len(request.tokens)
         drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted
         accepted, self.accepted = request.statistics.accepted - self.accepted, request.statistics.accepted
@@ -64,6 +69,8 @@ class Choice:
             token_ids=request.tokens[at:],
             logprobs=request.log_probs[at:],
             top_logprobs=request.top_log_probs[at:],
+            reasoning=reasoning,
+            answer=answer,
             offsets=request.offsets[at:],
             drafted=drafted,
             accepted=accepted,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime.scheduler.statistics import Statistics
+from runtime.scheduler.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from runtime.constraints.follower import Grammar
@@ -91,6 +92,7 @@ class Request:
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
         arrived: `time.perf_counter()` when it was made.
         grammar: the compiled language of a constrained one.
+        thoughts: follows its thoughts; None where no tags are known.
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
@@ -117,6 +119,7 @@ class Request:
     salt: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     grammar: Grammar | None = None
+    thoughts: Thoughts | None = None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -143,6 +146,20 @@ class Request:
         self.finish_reason, self.error = "error", error
 
     @property
+    def thinking(self) -> bool:
+        """Whether its next token belongs to a thought."""
+        return self.thoughts is not None and self.thoughts.inside
+
+    @property
+    def part_params(self) -> DecodingParams:
+        """The parameters of the part that its next token belongs to: a thought, or the answer."""
+        return self.params.thinking if self.thinking else self.params
+
+    def split(self, start: int = 0, end: int | None = None) -> tuple[str, str]:
+        """What of its text, between two characters, are thoughts, and what is the answer."""
+        return self.thoughts.split(self.text, self.offsets, start, end) if self.thoughts else ("", self.text[start:end])
+
+    @property
     def committed(self) -> int:
         """Tokens of the sequence so far; the caches hold all of them but the last."""
         return len(self.prompt) + len(self.tokens)
@@ -165,6 +182,7 @@ class Result:
 
     Attributes:
         text: the new text, without stop string and special tokens.
+        reasoning, answer: of the text, what is inside thoughts and what is not, without the tags.
         token_ids: the new tokens; a final end-of-sequence token, or the tokens that completed a stop string, included.
         finish_reason: `stop` or `length`; `cancelled`, with what there was by then.
         logprobs: the target's log-probability of each token, at temperature 1 without filters, penalties, constraints.
@@ -177,6 +195,8 @@ class Result:
     """
 
     text: str
+    reasoning: str
+    answer: str
     token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[float]
@@ -197,8 +217,11 @@ class Result:
         assert request.finish_reason is not None, "the request has not ended"
         if request.finish_reason == "error":
             raise RequestFailed(f"request {request.id} failed: {request.error}") from request.error
+        reasoning, answer = request.split()
         return cls(
             text=request.text,
+            reasoning=reasoning,
+            answer=answer,
             token_ids=request.tokens,
             finish_reason=request.finish_reason,
             logprobs=request.log_probs,

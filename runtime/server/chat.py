@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from mtad.errors import InvalidInput
 from runtime.config import read_text
 from runtime.prompts import Prompt
+
+_RESERVED = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"}
 
 
 class ChatTemplate:
@@ -36,15 +40,23 @@ class ChatTemplate:
             return ""
         return str(self._tokenizer.get_chat_template(self._source, tools=list(tools) or None))
 
-    def render(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        effort: str | None = None,
+    ) -> str:
         """The prompt, up to where the assistant's answer begins; special tokens are in the text.
 
         Args:
             messages: role and content of each, and what else OpenAI's have.
             tools: functions that the model may call, in OpenAI's shape.
+            variables: further ones of the template, such as enable_thinking.
+            effort: how much to think; "none" for not at all.
 
         Raises:
-            InvalidInput: there is no template, or it refuses these messages.
+            InvalidInput: there is no template, it refuses these messages, or it has no such variable.
         """
         if not self.available:
             problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
@@ -53,9 +65,20 @@ class ChatTemplate:
         if "tool_calls" not in source and any(one["role"] == "tool" or "tool_calls" in one for one in messages):
             problem = "the chat template has no place for calls and their results; give another with --chat-template"
             raise InvalidInput("messages", "tool_calls", problem)
+        given = dict(variables or {})
+        for name, value in given.items():
+            if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", source):
+                raise InvalidInput("chat_template_kwargs", {name: value}, f"the chat template has no variable {name}")
+        if effort:
+            own = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            own = {name: value for name, value in own.items() if name in source}
+            if not own:
+                raise InvalidInput("reasoning_effort", effort, "the model has no such setting; leave it out")
+            given = own | given
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, list(tools) or None, chat_template=source, tokenize=False, add_generation_prompt=True
+                *(messages, list(tools) or None),
+                **{**given, "chat_template": source, "tokenize": False, "add_generation_prompt": True},
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             roles = [message["role"] for message in messages]

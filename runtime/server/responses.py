@@ -47,7 +47,8 @@ class Origins:
 
 def summed(statistics: Iterable[Statistics]) -> Counts:
     """Tokens, drafts and passes of several choices together."""
-    ended, names = list(statistics), ("tokens", "target_passes", "drafted", "accepted")
+    ended = list(statistics)
+    names = "tokens", "target_passes", "thinking_tokens", "thinking_passes", "drafted", "accepted"
     lengths = map(sum, zip_longest(*(one.accepted_lengths for one in ended), fillvalue=0))
     return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names}, accepted_lengths=list(lengths))
 
@@ -101,7 +102,7 @@ class OpenAIResponse:
     @property
     def lossless(self) -> bool:
         """Whether the texts are distributed as the target's own samples."""
-        return self._requests[0].params.spec.lossless
+        return self._requests[0].params.lossless
 
     def event(self, delta: OutputDelta) -> bytes:
         """A server-sent event for a delta; each delta of a stream is given once, in order."""
@@ -146,11 +147,14 @@ class OpenAIResponse:
             if self._prompt_logprobs is not None:
                 choice["prompt_logprobs"] = self._names.prompt(request, self._prompt_logprobs)
         else:
-            said = {"content": text}
+            answer = text if request.thoughts is None else delta.answer
+            said: dict[str, Any] = {"content": answer}
             if self._readers:
-                said = self._said(index, text, delta.finish_reason is not None, chunk)
+                said = self._said(index, answer, delta.finish_reason is not None, chunk)
                 if self._readers[index].calls and delta.finish_reason == "stop":
                     choice["finish_reason"] = "tool_calls"
+            if delta.reasoning:
+                said = {"reasoning_content": delta.reasoning, **said}
             if chunk:
                 choice["delta"] = {"role": "assistant", **said} if first else said
             else:
@@ -203,6 +207,7 @@ class OpenAIResponse:
         return {
             **self._counts(total.tokens),
             "prompt_tokens_details": {"cached_tokens": reused},
+            "completion_tokens_details": {"reasoning_tokens": total.thinking_tokens},
             "mtad": {
                 "lossless": self.lossless,
                 "acceptance_rate": total.acceptance_rate,
@@ -210,6 +215,8 @@ class OpenAIResponse:
                 "drafted_tokens": total.drafted,
                 "accepted_tokens": total.accepted,
                 "target_passes": total.target_passes,
+                "thinking_tokens": total.thinking_tokens,
+                "thinking_passes": total.thinking_passes,
             },
         }
 

@@ -177,7 +177,8 @@ class Service:
 
             def tokenize() -> list[int]:
                 told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-                text = self._template.render([message.plain() for message in chat.messages], told)
+                messages = [message.plain() for message in chat.messages]
+                text = self._template.render(messages, told, chat.variables, chat.effort)
                 return self.engine.llm.tokenize(text, body.add_special_tokens or False)
 
             found = [await self.engine.in_thread(len(await request.body()), tokenize)]

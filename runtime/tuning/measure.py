@@ -178,7 +178,7 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
     finally:
         llm.loop.prompts_apart = False
     seconds = time.perf_counter() - started - sum(request.statistics.prefill_seconds for request in made)
-    return [llm.result(request) for request in made], seconds
+    return [Result.of(request) for request in made], seconds
 
 
 @torch.inference_mode()

@@ -66,7 +66,14 @@ class Writers:
         self.meter.begin()
         results, seconds = answer(llm, prompts, params)
         joules = self.meter.end()
-        made = [Answer(r.token_ids, r.text, r.statistics.target_passes, _nll(r.logprobs)) for r in results]
+        made = [
+            Answer(
+                *(r.token_ids, r.text, r.statistics.target_passes, _nll(r.logprobs)),
+                thinking_tokens=r.statistics.thinking_tokens,
+                thinking_passes=r.statistics.thinking_passes,
+            )
+            for r in results
+        ]
         if setting.alone:
             scores = self.target_scores(prompts, [one.tokens for one in made]) if self._scored else [[]] * len(made)
             nlls = [_nll([score.logprob for score in own]) for own in scores]

@@ -105,7 +105,7 @@ def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
     assert {request.id for request in finished} == {request.id for request in added.values()}
     assert len(finished) == len(alone)
     for index, request in added.items():
-        assert llm.result(request).token_ids == alone[index][2].token_ids
+        assert Result.of(request).token_ids == alone[index][2].token_ids
 
 
 def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
