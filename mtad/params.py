@@ -138,9 +138,9 @@ class DecodingParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        if instead := REMOVED.get(self.method):
+        if instead := REMOVED.get(str(self.method)):
             raise InvalidInput("method", self.method, f"no longer there; use {instead}")
-        if self.method not in METHODS:
+        if self.method not in tuple(METHODS):  # it may be anything
             raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
         if self.draft_len != "auto":
             _integer("draft_len", self.draft_len, 1, 128, " or auto")

@@ -18,7 +18,7 @@ from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
 from engines.memory import Memory
 from engines.placement import Placement
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
@@ -178,11 +178,11 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidInput: it is missing or damaged.
     """
-    values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
-    try:
-        return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    values = read_json(folder, "pair.json")
+    for name, kind in (("vocab_size", int), ("vocabulary_hash", str), ("defaults", dict)):
+        if type(values.get(name)) is not kind or (name == "vocab_size" and values[name] < 1):
+            raise InvalidInput(f"pair.json {name}", values.get(name), "missing or damaged; export again")
+    return values
 
 
 def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_size: int) -> None:
@@ -201,7 +201,7 @@ def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_siz
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    if (method := values.get("method")) in REMOVED:
+    if (method := str(values.get("method"))) in REMOVED:
         default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
         values = {name: value for name, value in values.items() if name not in own}
@@ -267,12 +267,11 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
     Raises:
         InvalidInput: damaged, or another vocabulary.
     """
-    try:
+    with refused_as("folder", str(folder), "its tokenizer cannot be loaded"):  # there are many for damaged files
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-    except Exception as error:  # transformers and tokenizers have many for damaged files
-        raise InvalidInput("folder", str(folder), f"its tokenizer cannot be loaded: {error}") from error
+        tokenizer.backend_tokenizer.encode("a")  # by a damaged normalizer too
     if vocabulary is not None and vocabulary_hash(tokenizer.get_vocab()) != vocabulary:
         raise InvalidInput("folder", str(folder), "its vocabulary is not the one that was checked; export again")
     return tokenizer

@@ -24,8 +24,8 @@ from runtime.server.routes import Endpoint, document
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
 from runtime.server.service import Service
 
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-_HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+_HEADERS = {"content-security-policy": f"{_POLICY}frame-ancestors 'none'", "x-content-type-options": "nosniff"}
 
 
 def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
@@ -50,7 +50,7 @@ def application(service: Service) -> ASGIApp:
         try:
             yield
         finally:
-            await service.engine.close(drain=False)
+            await service.close()
 
     def responded(path: str, status: int) -> None:
         row = next((row for row in rows if row.route.path_regex.match(path)), None)

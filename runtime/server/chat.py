@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from pydantic_core import to_json
 from transformers import PreTrainedTokenizerBase
 
 from mtad.errors import InvalidInput
 from runtime.config import read_text
+from runtime.constraints.trial_process import render_chat
+from runtime.constraints.trials import Pool
 from runtime.prompts import Prompt
 
 
@@ -24,6 +26,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None, pair: str) -> None:
         self._tokenizer, self._source, self._pair = tokenizer, source, pair
+        self.pool = Pool("the chat template", self._settings)
 
     @property
     def available(self) -> bool:
@@ -46,21 +49,41 @@ class ChatTemplate:
         Raises:
             InvalidInput: there is no template, or it refuses these messages.
         """
+        self._check(messages, tools)
+        text, problem = render_chat(messages, tools, self.source(tools), self._tokenizer.special_tokens_map)
+        return self._accepted(messages, text, problem)
+
+    async def render_soon(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """The same in another process, within its limits of stack, memory and time.
+
+        Raises:
+            InvalidInput: as `render`, or the template breaks a limit.
+            Failed: the pool was closed.
+        """
+        self._check(messages, tools)
+        chat = {"messages": messages, "tools": tools, "template": int(bool(tools))}
+        found = await self.pool.run_soon(lambda trials: trials.run("messages", to_json(chat).decode()))
+        return self._accepted(messages, found["text"], "".join(found["problems"]))
+
+    def _settings(self) -> dict[str, object]:
+        templates = [self.source(()), self.source(({},))]
+        return {"templates": templates, "special_tokens": self._tokenizer.special_tokens_map}
+
+    def _check(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> None:
         if not self.available:
             problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
             raise InvalidInput("messages", self._pair, problem)
-        source = self.source(tools)
-        if "tool_calls" not in source and any(one["role"] == "tool" or "tool_calls" in one for one in messages):
+        calls = any(one["role"] == "tool" or "tool_calls" in one for one in messages)
+        if calls and "tool_calls" not in self.source(tools):
             problem = "the chat template has no place for calls and their results; give another with --chat-template"
             raise InvalidInput("messages", "tool_calls", problem)
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages, list(tools) or None, chat_template=source, tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+
+    @staticmethod
+    def _accepted(messages: list[dict[str, Any]], text: str, problem: str) -> str:
+        if problem:
             roles = [message["role"] for message in messages]
-            raise InvalidInput("messages", roles, f"the chat template refuses them: {error}") from None
-        return str(text)
+            raise InvalidInput("messages", roles, f"the chat template refuses them: {problem}")
+        return text
 
 
 def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:

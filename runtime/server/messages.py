@@ -148,3 +148,9 @@ class Chat:
     tools: Sequence[Tool]
     choice: ToolChoice
     several: bool
+
+    def plain(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The messages and the tools that a chat template gets."""
+        tools = () if self.choice == "none" else self.tools
+        told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+        return [message.plain() for message in self.messages], told

@@ -10,7 +10,7 @@ import time
 from typing import Any, NamedTuple
 
 from scripts.clients.served import Server
-from scripts.soak.wire import FEW, Send, endless, fields, filled, kill_replica, partly, raw
+from scripts.soak.wire import FEW, Send, endless, fields, filled, get, in_chunks, kill_replica, partly, raw
 
 
 class Attack(NamedTuple):
@@ -41,6 +41,17 @@ ASKED = LONG + "{}".rjust(99)
 TRAILERS = POST + "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
 STREAM: dict[str, Any] = {"stream": True, "ignore_eos": True, "max_tokens": 48}
 HEALTH = "GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+CHAT = "/v1/chat/completions"
+PART = '{"type": "text", "text": "a"}'
+OTHER = '"messages": [{"role": "user", "content": [...]}], "model": "other"'
+TINY = [{"role": "user", "content": "a"}] * 1500
+
+
+def words(at: int) -> list[str]:
+    """As many bad words as a request may have, others for each connection."""
+    return [f"{(1024 * at + word) % 16**4:04x}" for word in range(1024)]
+
+
 SLOW = (200, 400, 504)
 """A grammar is served, refused, or not compiled in time: slow ones are compiled when nothing else runs."""
 
@@ -81,6 +92,16 @@ ATTACKS = [
     Attack("no float32 holds accept_threshold", raw(fields(method="modal", accept_threshold=1e308)), (400,)),
     Attack("a token of 5,000 digits", raw(fields(logit_bias={"9" * 5000: 1.0})), (400,)),
     Attack("more requests than may wait", raw(fields(max_tokens=8)), (200, 429), 96),
+    Attack("many bad words", raw(fields(bad_words=words, max_tokens=4)), (200, 429), 100),
+    Attack("chats of many messages", raw(fields(CHAT, messages=TINY)), (400,), 64),
+    Attack("parts of a chat for another model", filled(OTHER, PART, FEW), (404,), 64),
+    Attack("a body in chunks of a byte", in_chunks('{"model": "demo", "prompt": "' + "a" * 200_000 + '"}'), (400, 408), 8),
+    Attack("metrics without waiting", get("/metrics", 64), (200,), 16),
+    Attack("scores of whole prompts", raw(fields(prompt="the " * 450, prompt_logprobs=20, max_tokens=1)), (200, 429), 12),
+    Attack("a template that loops", raw(fields(CHAT, messages=[{"role": "user", "content": "loop"}])), (400,), 12),
+    Attack("a grammar of a bad word", raw(fields(grammar='start: "S"', bad_words=["S"], max_tokens=8)), (200, 400), 8),
+    Attack("an odd Accept header", get("/metrics", headers="accept: application/openmetrics-text; version=\xff;q=;;,\r\n"), (200,)),
+    Attack("a long header's name", get("/health", headers=f"{'n' * 60_000}: value\r\n"), (200, 400), 64),
     Attack("leaves in the middle", partly(fields(**STREAM), 3, 0.0), (200, 429), 8),
     Attack("reads slowly", partly(fields(**STREAM), 8, 0.2), (200, 429), 4),
     Attack("never reads", partly(fields(**STREAM, prompt=["S"] * 8, logprobs=20), 0, 1.0), (0,), 4),

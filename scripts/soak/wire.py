@@ -83,6 +83,19 @@ def endless(begin: str, part: str) -> Send:
     return raw(lambda _: (begin + part * (1_000_000 // len(part)) + "\r\n\r\n").encode())
 
 
+def in_chunks(body: str) -> Send:
+    """Send a body whose chunks have a byte each."""
+    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    chunks = "".join(f"1\r\n{byte}\r\n" for byte in body)
+    return raw(lambda _: f"{head}transfer-encoding: chunked\r\n\r\n{chunks}0\r\n\r\n".encode())
+
+
+def get(path: str, times: int = 1, headers: str = "") -> Send:
+    """Ask so many times without waiting for an answer; the connection is closed after the last."""
+    asked = f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}"
+    return raw(lambda _: (f"{asked}\r\n" * (times - 1) + f"{asked}connection: close\r\n\r\n").encode("latin-1"))
+
+
 def partly(data: Callable[[int], bytes], events: int, pause: float) -> Send:
     """Send the bytes for a connection's number, read so many events, each after a pause, and leave after one more."""
 
