@@ -195,7 +195,7 @@ def _kib(path: Path, name: str) -> int:
 
 
 def _keep_token() -> None:
-    """Whoever reads Ray's token can run code in its processes; Ray itself would let all users of the machine read it."""
+    """Whoever reads Ray's token can run code in its processes. Ray would let every user of the machine read it."""
     token = Path.home() / ".ray" / "auth_token"
     with contextlib.suppress(OSError):  # Ray says what is wrong with it
         token.parent.mkdir(exist_ok=True)

@@ -172,8 +172,8 @@ class Service:
         except BaseException:  # also when the client goes away
             stream.cancel()
             raise
-        others = self.metrics.gaps, self._answers, arrived, self.options.request_seconds
-        return Responder(stream, response, body.stream, span, *others)
+        times = arrived, self.options.request_seconds
+        return Responder(stream, response, body.stream, span, self.metrics.gaps, self._answers, *times)
 
     async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:
         """What a request continues, made elsewhere than in the event loop: `chat`, if it is one."""
