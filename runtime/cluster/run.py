@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import re
-import secrets
 import signal
 import socket
 import sys
@@ -62,7 +60,6 @@ def serve_cluster(
     where: dict[str, Any] = {"address": cluster.ray_address}
     if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
         cores = (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)  # room for one more while they are replaced
-        _keep_token()
         where = {"address": "local", "include_dashboard": False, "num_cpus": cores}  # not one found on the machine
     try:
         ray.init(**where)
@@ -192,17 +189,6 @@ def _check_memory(reports: list[Report]) -> None:
 def _kib(path: Path, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
-
-
-def _keep_token() -> None:
-    """Whoever reads Ray's token can run code in its processes. Ray would let every user of the machine read it."""
-    token = Path.home() / ".ray" / "auth_token"
-    with contextlib.suppress(OSError):  # Ray says what is wrong with it
-        token.parent.mkdir(exist_ok=True)
-        token.touch(0o600)
-        token.chmod(0o600)
-        if not token.read_text():
-            token.write_text(secrets.token_hex(32))
 
 
 def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> Any:

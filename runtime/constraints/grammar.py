@@ -54,7 +54,7 @@ class Grammars:
         Raises:
             InvalidInput: schema, expression or grammar is malformed, has parts llguidance would ignore, is too large or
                 takes too long, allows no text, or only the empty text where `min_tokens` asks for more; llguidance
-                cannot use the tokenizer, or is not installed.
+                cannot use the tokenizer.
         """
         return self._checked(params, self._pool.run(partial(self._compile, params)))
 
@@ -73,7 +73,7 @@ class Grammars:
         """What the first grammar needs, 0.4 s of the interpreter for 128,000 tokens, is done now.
 
         Raises:
-            InvalidInput: llguidance cannot use the tokenizer, or is not installed.
+            InvalidInput: llguidance cannot use the tokenizer.
         """
         with self._preparing:
             if self._prepared is None:
@@ -143,11 +143,8 @@ class Grammars:
         if not self.eos:
             problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem)
-        try:  # only now, so that all other requests are decoded without it
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            problem = f"it cannot be imported ({error}); pip install it, or leave {', '.join(LANGUAGES)} out"
-            raise InvalidInput("llguidance", "missing", problem) from error
+        from llguidance import LLTokenizer  # only now, so that all other requests are decoded without it
+
         settings: Any = self._settings()
         try:
             return LLTokenizer(settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos"])

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if sys.platform != "win32":
@@ -87,26 +86,19 @@ class Renderer:
 
     def prepare(self) -> None:
         """What is compiled is kept by transformers."""
-        for source in self._templates:
-            render_chat([], None, source, self._special)
+        for template in range(len(self._templates)):
+            self.run("", json.dumps({"messages": [], "tools": None, "template": template}))
 
     def run(self, field: str, text: str) -> dict[str, Any]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         chat = json.loads(text)
-        found, problem = render_chat(chat["messages"], chat["tools"], self._templates[chat["template"]], self._special)
-        return {"text": found, "problems": [problem] if problem else []}
-
-
-def render_chat(
-    messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, source: str, special: dict[str, Any]
-) -> tuple[str, str]:
-    """What a chat template makes of messages, and why it refuses them; one of the two is empty."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    others = {"tools": list(tools) if tools else None, "add_generation_prompt": True, **special}
-    try:
-        return str(render_jinja_template([messages], chat_template=source, **others)[0][0]), ""
-    except Exception as error:  # whatever goes wrong in a template: it divides by zero, it calls itself
-        return "", f"{type(error).__name__ if not str(error) else error}"[:1000]
+        others = {"tools": chat["tools"] or None, "add_generation_prompt": True, **self._special}
+        try:
+            found = render_jinja_template([chat["messages"]], chat_template=self._templates[chat["template"]], **others)
+        except Exception as error:  # whatever goes wrong in a template: it divides by zero, it calls itself
+            return {"problems": [f"{str(error) or type(error).__name__}"[:1000]]}
+        return {"text": found[0][0], "problems": []}
 
 
 def serve() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from mtad.errors import InvalidInput
 from runtime.config import read_text
-from runtime.constraints.trial_process import render_chat
 from runtime.constraints.trials import Pool
 from runtime.prompts import Prompt
 
 
 class ChatTemplate:
-    """A chat template, in the sandbox that transformers runs templates in.
+    """A chat template, in the sandbox that transformers runs templates in, in a process of its own.
 
     Args:
         tokenizer: for its own template and the special tokens templates name.
@@ -39,7 +39,7 @@ class ChatTemplate:
             return ""
         return str(self._tokenizer.get_chat_template(self._source, tools=list(tools) or None))
 
-    def render(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    async def render(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         """The prompt, up to where the assistant's answer begins; special tokens are in the text.
 
         Args:
@@ -47,29 +47,9 @@ class ChatTemplate:
             tools: functions that the model may call, in OpenAI's shape.
 
         Raises:
-            InvalidInput: there is no template, or it refuses these messages.
-        """
-        self._check(messages, tools)
-        text, problem = render_chat(messages, tools, self.source(tools), self._tokenizer.special_tokens_map)
-        return self._accepted(messages, text, problem)
-
-    async def render_soon(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
-        """The same in another process, within its limits of stack, memory and time.
-
-        Raises:
-            InvalidInput: as `render`, or the template breaks a limit.
+            InvalidInput: there is no template, it refuses these messages, or it breaks a limit of the process.
             Failed: the pool was closed.
         """
-        self._check(messages, tools)
-        chat = {"messages": messages, "tools": tools, "template": int(bool(tools))}
-        found = await self.pool.run_soon(lambda trials: trials.run("messages", to_json(chat).decode()))
-        return self._accepted(messages, found["text"], "".join(found["problems"]))
-
-    def _settings(self) -> dict[str, object]:
-        templates = [self.source(()), self.source(({},))]
-        return {"templates": templates, "special_tokens": self._tokenizer.special_tokens_map}
-
-    def _check(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> None:
         if not self.available:
             problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
             raise InvalidInput("messages", self._pair, problem)
@@ -77,13 +57,16 @@ class ChatTemplate:
         if calls and "tool_calls" not in self.source(tools):
             problem = "the chat template has no place for calls and their results; give another with --chat-template"
             raise InvalidInput("messages", "tool_calls", problem)
-
-    @staticmethod
-    def _accepted(messages: list[dict[str, Any]], text: str, problem: str) -> str:
-        if problem:
+        chat = {"messages": messages, "tools": tools, "template": int(bool(tools))}
+        found = await self.pool.run_soon(lambda trials: trials.run("messages", to_json(chat).decode()))
+        for problem in found["problems"]:
             roles = [message["role"] for message in messages]
             raise InvalidInput("messages", roles, f"the chat template refuses them: {problem}")
-        return text
+        return str(found["text"])
+
+    def _settings(self) -> dict[str, object]:
+        templates = [self.source(()), self.source(({},))]
+        return {"templates": templates, "special_tokens": self._tokenizer.special_tokens_map}
 
 
 def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -93,10 +76,13 @@ def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
         InvalidInput: it cannot be read, or is not a template.
     """
     source = read_text("chat-template", path)
+    template = ChatTemplate(tokenizer, source, str(path))
     try:
-        ChatTemplate(tokenizer, source, str(path)).render([{"role": "user", "content": "Hello"}])
+        asyncio.run(template.render([{"role": "user", "content": "Hello"}]))
     except InvalidInput as error:
         raise InvalidInput("chat-template", str(path), error.problem) from None
+    finally:
+        template.pool.close()
     return source
 
 

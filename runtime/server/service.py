@@ -180,7 +180,7 @@ class Service:
         found: list[Prompt]
         if chat:
             told = await self._bodies.read(await request.body(), chat.plain)
-            text = await self._template.render_soon(*told)
+            text = await self._template.render(*told)
             found = [await self._tokenized(text, body.add_special_tokens or False)]
         else:
             assert isinstance(body, CompletionRequest)

@@ -41,7 +41,7 @@ from runtime.commands.entry import Parser, command
 from scripts.clients.served import Server, served
 from scripts.paths import RESULTS, ROOT
 from scripts.results import Rows, save, table
-from scripts.soak.attacks import ATTACKS, Made, strangers
+from scripts.soak.attacks import ATTACKS, MIXTURE, REFUSALS, Made, strangers
 from scripts.soak.controls import ENDS, Seen, crowd, known_texts, left_over, reading
 from scripts.soak.proxy import proxied
 from scripts.soak.wire import MARK, Watch, replicas
@@ -87,7 +87,7 @@ async def soak(server: Server, requests: int, quiet: float, attacked: float, plo
     while (left_over(server) or reading(server)[1] > files[0] + FILES) and time.monotonic() < end:
         await asyncio.sleep(0.1)
     attacks = {}
-    for name, answers in {attack.name: attack.answers for attack in ATTACKS}.items():
+    for name, answers in {**{attack.name: attack.answers for attack in ATTACKS}, MIXTURE: REFUSALS}.items():
         mine = [one for one in made if one[0] == name]
 
         def longest(waits: list[tuple[float, float]], mine: list[Made] = mine) -> float:

@@ -121,14 +121,14 @@ ATTACKS = [
     Attack(
         "scores of whole prompts", raw(fields(prompt="the " * 450, prompt_logprobs=20, max_tokens=1)), (200, 429), 12
     ),
-    Attack("a template that loops", raw(fields(CHAT, messages=[{"role": "user", "content": "loop"}])), (400,), 12),
+    Attack("a template that loops", raw(fields(CHAT, messages=[{"role": "user", "content": "loop"}])), SLOW, 12),
     Attack("a grammar of a bad word", raw(fields(grammar='start: "S"', bad_words=["S"], max_tokens=8)), (200, 400), 8),
     Attack(
         "an odd Accept header",
         get("/metrics", headers="accept: application/openmetrics-text; version=\xff;q=;;,\r\n"),
         (200,),
     ),
-    Attack("a long header's name", get("/health", headers=f"{'n' * 60_000}: value\r\n"), (0, 400), 64),
+    Attack("a long header's name", get("/health", headers=f"{'n' * 60_000}: value\r\n"), (0, 200, 400), 64),
     Attack("forged addresses", raw(lambda at: forged(at, fields(max_tokens=8)(at))), (200, 429), 96),
     Attack("leaves in the middle", partly(fields(**STREAM), 3, 0.0), (200, 429), 8),
     Attack("reads slowly", partly(fields(**STREAM), 8, 0.2), (200, 429), 4),
@@ -141,6 +141,10 @@ ATTACKS = [
 ]
 
 
+MIXTURE = "all of them at once"
+REFUSALS = (0, 200, 400, 404, 408, 413, 429, 503, 504)
+"""What may come back of a mixture, where attacks wait for each other."""
+
 Made = tuple[str, float, float, list[int]]
 """An attack that was made: its name, when it began and ended (`time.monotonic`), and what came back."""
 
@@ -149,19 +153,19 @@ def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
     """Make the attacks of these names, one after another in ever new orders, for so many seconds."""
     made, numbers, known = list[Made](), itertools.count(), [one for one in ATTACKS if one.name in attacks]
 
-    async def make(one: Attack) -> None:
+    async def make(name: str, *attacks: Attack) -> None:
         began = time.monotonic()
-        sent = (one.send(server, next(numbers)) for _ in range(one.connections))
+        sent = (one.send(server, next(numbers)) for one in attacks for _ in range(one.connections))
         found = await asyncio.gather(*sent, return_exceptions=True)
         answers = [0 if isinstance(answer, BaseException) else answer for answer in found]
-        made.append((one.name, began, time.monotonic(), answers))
+        made.append((name, began, time.monotonic(), answers))
 
     async def attack() -> None:
         async with asyncio.timeout(seconds):
             while True:
                 for one in random.sample(known, len(known)):
-                    await make(one)
-                await asyncio.gather(*(make(one) for one in known if not one.on_replicas))  # all of them at once
+                    await make(one.name, one)
+                await make(MIXTURE, *(one for one in known if not one.on_replicas))
 
     with contextlib.suppress(TimeoutError):
         asyncio.run(attack())

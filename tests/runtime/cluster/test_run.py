@@ -134,17 +134,6 @@ def test_an_update_without_room_for_one_more_replica_is_refused_before_it_begins
     assert len(ray.deployed) == 1
 
 
-def test_rays_token_is_for_its_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    token = tmp_path / ".ray" / "auth_token"
-    run._keep_token()
-    first = token.read_text()
-    assert len(first) == 64
-    token.chmod(0o644)
-    run._keep_token()
-    assert (token.read_text(), token.stat().st_mode & 0o777) == (first, 0o600)
-
-
 def test_a_first_deployment_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ray = use(FakeRay({1}), monkeypatch)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

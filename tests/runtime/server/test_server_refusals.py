@@ -150,12 +150,12 @@ def test_a_pair_without_a_chat_template_says_so(plain: LLM) -> None:
     ("template", "words"),
     [
         ("{{ 1 // 0 }}", "division or modulo by zero"),
-        ("{{ 10.0 ** 400 }}", "too large"),
+        ("{{ 10.0 ** 400 }}", "out of range"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
         pytest.param(
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "2.0 s", marks=SLOW
         ),
-        pytest.param("{{ ('x' * 999999) * 999999 }}", "MiB of memory|MemoryError", marks=SLOW),
+        pytest.param("{{ ('x' * 999999) * 999999 }}", "MemoryError", marks=SLOW),
     ],
 )
 def test_a_template_that_breaks_or_takes_too_much_is_a_400_and_others_go_on(
@@ -168,7 +168,7 @@ def test_a_template_that_breaks_or_takes_too_much_is_a_400_and_others_go_on(
             messages = [{"role": "user", "content": content}]
             return server.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
 
-        bad = [clients.submit(ask, "bad") for _ in range(12 if "range" in template else 1)]
+        bad = [clients.submit(ask, "bad") for _ in range(3 if "range" in template else 1)]
         assert ask("S").usage.completion_tokens == 2
         assert server.client.completions.create(model=MODEL, prompt="S", max_tokens=2).usage.completion_tokens == 2
         for one in bad:
