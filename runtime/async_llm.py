@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,7 +125,6 @@ class AsyncLLM:
             self.llm.submit(*requests)
             self._choices |= {r.id: Choice(r, stream.inbox, index) for index, r in enumerate(requests)}
             self._changed.notify()
-        weakref.finalize(stream, self._cancel, requests).atexit = False  # whoever drops it wants no more of it
         return stream
 
     async def in_thread(self, size: int, function: Callable[..., T], *arguments: Any) -> T:

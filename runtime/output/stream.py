@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -96,7 +97,8 @@ class Stream:
 
     def __init__(self, requests: list[Request], cancel: Callable[[Sequence[Request]], None]) -> None:
         self.requests, self.inbox = requests, Inbox()
-        self._cancel = cancel
+        self._cancel = weakref.finalize(self, cancel, requests)  # once, and whoever drops it wants no more of it
+        self._cancel.atexit = False
         self._open = len(requests)  # choices whose last delta has not been taken
 
     async def take(self) -> list[OutputDelta]:
@@ -138,7 +140,7 @@ class Stream:
 
     def cancel(self) -> None:
         """End all its choices; their rows are free by the next block. What was produced by then is still delivered."""
-        self._cancel(self.requests)
+        self._cancel()
 
     async def results(self) -> list[Result]:
         """Wait for the end: the result of each choice. Being cancelled cancels the request.
