@@ -15,6 +15,7 @@ from typing import Any
 
 from engines.base import KV_PAGE, Engine, EngineSpec
 from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS
+from engines.onnx.shapes import check_graph
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import TensorRtPlan
 from mtad.errors import InvalidInput, refused_as
@@ -70,7 +71,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = values.pop("version")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise InvalidInput(name, str(path), "not a valid description; export again") from None
     if version != VERSION:
         problem = f"this package reads version {VERSION}; export again, or install the matching package"
@@ -107,7 +108,7 @@ def read_spec(folder: Path) -> EngineSpec:
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
     for name in _SIZES:
-        if not isinstance(values[name], int) or values[name] < 1:
+        if type(values[name]) is not int or values[name] < 1:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
     if values["capacity"] % KV_PAGE:
         raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {KV_PAGE}; export again")
@@ -152,6 +153,8 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
     """
     kind = placement.check(spec)
     with refused_as("folder", str(folder), "the model cannot be opened, export again"):
+        if kind.stored == "graph":
+            check_graph(folder / "model.onnx", spec)
         return kind.open(folder, spec, placement)
 
 

@@ -36,13 +36,15 @@ class InvalidInput(ValueError):
 def refused_as(field: str, value: object, problem: str) -> Iterator[None]:
     """Turn any exception of a library raised inside into an `InvalidInput`: `problem`, then the exception's text.
 
-    An `InvalidInput` passes unchanged.
+    An `InvalidInput` passes unchanged. The panics of libraries in Rust, which are no `Exception`, count as well.
     """
     try:
         yield
     except InvalidInput:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InvalidInput(field, value, f"{problem}: {error}") from error
 
 

@@ -160,9 +160,9 @@ class DecodingParams:
     def __post_init__(self) -> None:
         for name in ("method",) if self.thinking_method is None else ("method", "thinking_method"):
             method = getattr(self, name)
-            if instead := REMOVED.get(method):
+            if instead := REMOVED.get(str(method)):
                 raise InvalidInput(name, method, f"no longer there; use {instead}")
-            if method not in METHODS:
+            if method not in tuple(METHODS):  # it may be anything
                 raise InvalidInput(name, method, f"unknown; choose one of {', '.join(METHODS)}")
         if self.draft not in (None, "model", "lookup", "lookup+model"):
             raise InvalidInput("draft", self.draft, "choose one of model, lookup, lookup+model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -112,7 +113,7 @@ class LLM:
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         pair.settled(pair.defaults)
         self.record([pair.defaults] if record is None else record)
-        self._ids = itertools.count()
+        self._ids, self._process = itertools.count(), os.getpid()
 
     def record(self, params: Sequence[DecodingParams]) -> None:
         """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.
@@ -143,9 +144,11 @@ class LLM:
             InvalidInput: a prompt or parameter is unusable; nothing was run.
             RequestFailed: something broke under one of them; the others are given up.
         """
+        if not isinstance(prompts, Sequence):
+            raise InvalidInput("prompts", prompts, "give text, token ids, or a sequence of them")
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         many = cast("Sequence[Prompt]", [prompts] if one else prompts)
-        each = [params] * len(many) if params is None or isinstance(params, DecodingParams) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
             raise InvalidInput("params", f"{len(each)} given", f"give one, or one for each of the {len(many)} prompts")
         requests = [r for prompt, p in zip(many, each, strict=True) for r in self.requests(prompt, p)]
@@ -215,7 +218,8 @@ class LLM:
             params = replace(params, max_tokens=min(left, params.max_tokens) if self.pair.limited else left)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
-        salt = int.from_bytes(blake2b(cache_salt.encode(), digest_size=7).digest()) + 1 if cache_salt else 0
+        salted = blake2b(cache_salt.encode(errors="surrogatepass"), digest_size=7).digest()
+        salt = int.from_bytes(salted) + 1 if cache_salt else 0
         scores: list[TokenScore] = []
         requests = [
             Request(next(self._ids), ids, params, s, i, priority, client, salt, grammar=grammar, prompt_scores=scores)
@@ -273,6 +277,8 @@ class LLM:
         return self._prompts.tokenize(text, special_tokens)
 
     def _checked(self, params: DecodingParams | None) -> DecodingParams:
+        if os.getpid() != self._process:
+            raise InvalidInput("llm", None, "opened before this process was forked, without its threads; open it here")
         params = self.pair.defaults if params is None else params
         if not isinstance(params, DecodingParams):
             raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")

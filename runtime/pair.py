@@ -18,7 +18,7 @@ from engines.kinds import Kind
 from engines.memory import Memory
 from engines.no_auxiliary import NoAuxiliary
 from engines.placement import Placement
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
@@ -195,18 +195,18 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidInput: it is missing or damaged.
     """
-    values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
+    values = read_json(folder, "pair.json")
+    for name, kind in (("vocab_size", int), ("vocabulary_hash", str), ("defaults", dict)):
+        if type(values.get(name)) is not kind or (name == "vocab_size" and values[name] < 1):
+            raise InvalidInput(f"pair.json {name}", values.get(name), "missing or damaged; export again")
     if values.setdefault("engines", list(ROLES)) not in (["target"], list(ROLES)):
         raise InvalidInput("pair.json engines", values["engines"], "give target, or target and auxiliary")
-    try:
-        return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    return values
 
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    if (method := values.get("method")) in REMOVED:
+    if (method := str(values.get("method"))) in REMOVED:
         default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
         values = {name: value for name, value in values.items() if name not in own}
@@ -273,12 +273,11 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
     Raises:
         InvalidInput: damaged, or another vocabulary.
     """
-    try:
+    with refused_as("folder", str(folder), "its tokenizer cannot be loaded"):  # there are many for damaged files
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-    except Exception as error:  # transformers and tokenizers have many for damaged files
-        raise InvalidInput("folder", str(folder), f"its tokenizer cannot be loaded: {error}") from error
+        tokenizer.backend_tokenizer.encode("a")  # by a damaged normalizer too
     if vocabulary is not None and vocabulary_hash(tokenizer.get_vocab()) != vocabulary:
         raise InvalidInput("folder", str(folder), "its vocabulary is not the one that was checked; export again")
     return tokenizer

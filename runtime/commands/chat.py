@@ -49,7 +49,9 @@ def main() -> None:
     source = read_template(options.chat_template, tokenizer) if options.chat_template else None
     template = ChatTemplate(tokenizer, source, str(folder))
     messages = [{"role": "system", "content": options.system}] if options.system else []
-    template.render([*messages, {"role": "user", "content": "Hello"}])  # a pair that cannot chat is not opened
+    asyncio.run(
+        template.render([*messages, {"role": "user", "content": "Hello"}])
+    )  # a pair that cannot chat is not opened
     engine = AsyncLLM(folder, config)
     asyncio.run(converse(engine, template, messages, DecodingParams.from_dict(given, engine.llm.pair.defaults)))
 
@@ -62,7 +64,7 @@ async def converse(
     async with engine:
         while question := await asyncio.to_thread(_ask):
             messages.append({"role": "user", "content": question})
-            ids = engine.llm.tokenize(template.render(messages), special_tokens=False)
+            ids = engine.llm.tokenize(await template.render(messages), special_tokens=False)
             text = await answer(engine, ids, params, colour)
             messages.append({"role": "assistant", "content": text})
 

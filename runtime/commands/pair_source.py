@@ -92,7 +92,7 @@ def _target(folder: Path) -> dict[str, Any]:
     """What a pair says of its target; nothing where that cannot be read: opening the pair says what is wrong."""
     try:
         values = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
 import sys
 from dataclasses import replace
 from ipaddress import ip_address
@@ -120,10 +121,11 @@ def main() -> None:
     logs = {"log_level": options.log_level, "access_log": options.access_log}
     if cluster:
         if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
-            # a Ray of this machine's own listens on the loopback address only, and without its head process it ends
-            # this one after fifteen seconds; it reads both when it is imported
+            # a Ray of this machine's own listens on the loopback address only, without its head process it ends this
+            # one after fifteen seconds, and its token is in no file; it reads all this when it is imported
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         from runtime.cluster.run import serve_cluster
 
         serve_cluster(folder, config, settings, cluster, bound, **logs)

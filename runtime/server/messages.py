@@ -156,3 +156,9 @@ class Chat:
     several: bool
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
+
+    def plain(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The messages and the tools that a chat template gets."""
+        tools = () if self.choice == "none" else self.tools
+        told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+        return [message.plain() for message in self.messages], told

@@ -104,6 +104,11 @@ class OpenAIResponse:
         """Whether the texts are distributed as the target's own samples."""
         return self._requests[0].params.lossless
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether a whole answer takes long to write down."""
+        return self._logprobs_wanted or self._prompt_logprobs is not None
+
     def event(self, delta: OutputDelta) -> bytes:
         """A server-sent event for a delta; each delta of a stream is given once, in order."""
         self._tokens += len(delta.token_ids)

@@ -26,7 +26,7 @@ from runtime.constraints.grammar import REMEDY
 from runtime.pair import ROLES
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request as EngineRequest
-from runtime.server.bodies import BodyReader, check_body
+from runtime.server.bodies import RestingThread, check_body
 from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
@@ -55,7 +55,7 @@ class Service:
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
-        self._bodies = BodyReader()
+        self._bodies, self._answers, self._scrapes = RestingThread(), RestingThread(), RestingThread()
         parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
@@ -66,7 +66,7 @@ class Service:
         try:
             body = await self._read(request, kind)
             names = body.renamed
-            asked = await self._bodies.run(await request.body(), self._parse, body)
+            asked = await self._bodies.read(await request.body(), self._parse, body)
             # a grammar may take its time to be compiled
             submitted = self._submit(body, asked, request, span, arrived)
             return await cancel_on_disconnect(request.receive, arrived, self.options.request_seconds, submitted)
@@ -86,7 +86,7 @@ class Service:
         data = await request.body()
         check_body(data)
         try:
-            body = await self._bodies.run(data, kind.model_validate_json, data)
+            body = await self._bodies.read(data, kind.model_validate_json, data)
         except ValidationError as error:
             shown = api_error(error)
             if (shown.code, shown.param) == ("missing_required_parameter", "model"):
@@ -96,6 +96,11 @@ class Service:
         if body.model != self.options.model:
             raise _no_model(body.model, f"; this server has {self.options.model!r}")
         return body
+
+    async def close(self) -> None:
+        """Give up what still runs."""
+        self._template.pool.close()
+        await self.engine.close(drain=False)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model]})
@@ -116,8 +121,8 @@ class Service:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "starting" if self.engine.state == "open" else self.engine.state}, 503)
 
-    async def scrape(self, request: Request) -> Response:
-        return exposition(request, self.metrics.families())
+    async def scrape(self, _: Request) -> Response:
+        return await self._scrapes.run(lambda: exposition(self.metrics.families()))
 
     def _parse(self, body: Body) -> ParsedRequest:
         pair, chat = self.engine.llm.pair, body.chat
@@ -167,21 +172,16 @@ class Service:
         except BaseException:  # also when the client goes away
             stream.cancel()
             raise
-        return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, self.options.request_seconds)
+        times = arrived, self.options.request_seconds
+        return Responder(stream, response, body.stream, span, self.metrics.gaps, self._answers, *times)
 
     async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:
-        """What a request continues, made in threads: `chat`, if it is one."""
+        """What a request continues, made elsewhere than in the event loop: `chat`, if it is one."""
         found: list[Prompt]
         if chat:
-            tools = () if chat.choice == "none" else chat.tools
-
-            def tokenize() -> list[int]:
-                told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-                messages = [message.plain() for message in chat.messages]
-                text = self._template.render(messages, told, chat.variables, chat.effort)
-                return self.engine.llm.tokenize(text, body.add_special_tokens or False)
-
-            found = [await self.engine.in_thread(len(await request.body()), tokenize)]
+            told = await self._bodies.read(await request.body(), chat.plain)
+            text = await self._template.render(*told, chat.variables, chat.effort)
+            found = [await self._tokenized(text, body.add_special_tokens or False)]
         else:
             assert isinstance(body, CompletionRequest)
             found = list(body.prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -71,6 +72,19 @@ async def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -
         assert result.token_ids == alone[0].token_ids
     length = len(results[0].prompt_token_ids)
     assert [r.statistics.reused_tokens for r in results] == [0, length - 1, length - 1], "they share the prompt"
+
+
+async def test_a_stream_that_is_dropped_unread_frees_its_row_and_one_that_is_read_goes_on(llm: LLM) -> None:
+    gate = Gate(llm)
+    async with serving(llm) as engine:
+        await engine.submit(PROMPTS[0], LONG)
+        reading = asyncio.create_task((await engine.submit(PROMPTS[1], LONG)).result())
+        gate.let(2)
+        await asyncio.to_thread(until, lambda: gate.holds)
+        gc.collect()
+        gate.open()
+        assert (await reading).finish_reason == "length"
+        assert llm.loop.totals.requests["cancelled"] == 1
 
 
 async def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -114,6 +116,30 @@ def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
     with patch.object(llm.pair.auxiliary, "enqueue", wraps=llm.pair.auxiliary.enqueue) as step:
         result = llm.generate([ONE_TOKEN], params)[0]  # a prompt of one token is not stored beforehand
     assert result.statistics.drafted == result.statistics.target_passes == step.call_count
+
+
+@pytest.mark.parametrize("prompts", [None, 5, (word for word in "ab"), {"a": 1}, "half \ud800", ["\ud800"]])
+def test_a_prompt_that_is_none_is_refused_before_anything_runs(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidInput, match="prompt"):
+        llm.generate(prompts, BASE)
+    assert llm.loop.scheduler.idle
+
+
+def test_a_bad_word_that_is_no_text_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidInput, match="bad_words"):
+        llm.generate("S", replace(BASE, bad_words=("\ud800",)))
+
+
+def test_a_forked_child_is_told_that_it_has_no_engine(llm: LLM) -> None:
+    """The engines' threads are not in it, so it would wait forever."""
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            try:
+                llm.generate("S", BASE)
+            except InvalidInput as error:
+                os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_step_without_requests_does_nothing(llm: LLM) -> None:

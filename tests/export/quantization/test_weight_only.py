@@ -215,8 +215,12 @@ class TestPair:
     ) -> None:
         options = ExportOptions(*map(str, checkpoints), capacity=192, precision="int4", auxiliary_precision="float32")
         bundled, own = (plan_pair(replace(options, calibration=text)).calibration for text in (None, calibration))
-        assert bundled is not None and bundled.bundled and len(bundled.texts) > 10
-        assert own is not None and not own.bundled and own.sha256 != bundled.sha256
+        assert bundled is not None
+        assert own is not None
+        assert bundled.bundled
+        assert len(bundled.texts) > 10
+        assert not own.bundled
+        assert own.sha256 != bundled.sha256
 
     @pytest.mark.slow
     def test_each_engine_has_its_own_precision(self, mixed: Path) -> None:

@@ -277,6 +277,7 @@ def test_the_document_describes_the_bodies_and_nothing_is_loaded_from_elsewhere(
         assert b"http://" not in content
         assert b"https://" not in content
         assert "default-src 'none'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"], "another site could show it as its own"
     shown = content.decode()
     assert all(f" {path}</h2>" in shown for path in document["paths"])
     assert set(re.findall(r'href="#(\w+)"', shown)) <= set(re.findall(r'id="(\w+)"', shown)) == schemas.keys()
