@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from mtad.errors import InvalidInput
+from runtime.decoder.draft_details import DraftedToken, TokenDetails
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
 
@@ -128,6 +130,25 @@ class TokenNames:
             for token, own, some in _tokens(delta)
         ]
         return {"content": content, "refusal": None}
+
+    def details(
+        self, offsets: Sequence[int], logprobs: Sequence[float], details: Sequence[TokenDetails]
+    ) -> list[dict[str, Any]]:
+        """What `draft_details` asks for: one object per token."""
+
+        def entry(one: DraftedToken) -> dict[str, Any]:
+            return {"text": self.name(one.token)[0], "p": one.p, "q": one.q, "beams": one.beams}
+
+        return [
+            {
+                "offset": offset,
+                "p": math.exp(own),
+                "q": one.accepted and one.accepted.q,
+                "beams": one.accepted.beams if one.accepted else 0,
+                "rejected": [entry(token) for token in one.rejected],
+            }
+            for offset, own, one in zip(offsets, logprobs, details, strict=True)
+        ]
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:
         text, raw = self.name(token)

@@ -98,7 +98,7 @@ class ResponseObjects(OpenAIResponse):
 
     def _response(self) -> dict[str, Any]:
         """The response as it is now. It leaves out what the client sent and may be large: several events have it."""
-        body, params = self._body, self._requests[0].params
+        body, request, params = self._body, self._requests[0], self._requests[0].params
         found: dict[str, Any] = {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -132,4 +132,7 @@ class ResponseObjects(OpenAIResponse):
             "total_tokens": usage["total_tokens"],
             "mtad": usage["mtad"],
         }
-        return found | costs | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict()}}
+        found["mtad"] = {"seed": request.seed, "statistics": statistics.to_dict()}
+        if params.draft_details:
+            found["mtad"]["details"] = self._names.details(request.offsets, request.log_probs, request.details)
+        return found | costs

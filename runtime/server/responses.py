@@ -163,6 +163,8 @@ class OpenAIResponse:
                 "tokens": len(delta.token_ids),
                 "origins": self._origins[index].spans(delta),
             }
+        if request.params.draft_details:
+            extension["details"] = self._names.details(delta.offsets, delta.logprobs, delta.details)
         if delta.statistics:
             self.statistics[index] = delta.statistics
             extension |= {"seed": request.seed, "statistics": delta.statistics.to_dict()}

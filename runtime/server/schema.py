@@ -236,12 +236,18 @@ class ChatCompletionRequest(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def advertised(defaults: DecodingParams) -> dict[str, dict[str, Any]]:
-    """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default."""
+def advertised(defaults: DecodingParams, limited: bool) -> dict[str, dict[str, Any]]:
+    """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default.
+
+    Args:
+        limited: whether the pair limits `max_tokens`; otherwise its default is null, which means what fits.
+    """
     properties = ChatCompletionRequest.model_json_schema()["properties"]
     found = {}
     for name in PARAMETERS:
         schema = {key: value for key, value in properties[name].items() if key not in ("title", "default")}
         value = getattr(defaults, name)
         found[name] = schema | {"default": list(value) if isinstance(value, tuple) else value}
+    if not limited:
+        found["max_tokens"]["default"] = None
     return found

@@ -1,0 +1,84 @@
+"""What a draft was made of, for requests that ask with `draft_details`. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtad.batch import ScoredTrees, Trees
+
+Ints = npt.NDArray[np.int64]
+
+
+class DraftedToken(NamedTuple):
+    """A drafted token.
+
+    Attributes:
+        p: its probability under the target, at temperature 1 without filters: what `logprobs` has, of a kept token.
+        q: the probability with which it was drafted: under the auxiliary, behind the request's filters.
+        beams: how many beams of the draft's last level run through it; 1 in a chain, and where none does.
+    """
+
+    token: int
+    p: float
+    q: float
+    beams: int
+
+
+class TokenDetails(NamedTuple):
+    """How a new token came about.
+
+    Attributes:
+        accepted: the drafted token that it is; None where it is the target's own.
+        rejected: of the target's own token, what was drafted from its place on and not kept: at each place what the
+            draft found likeliest; else empty.
+    """
+
+    accepted: DraftedToken | None
+    rejected: list[DraftedToken]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        accepted = self.accepted._asdict() if self.accepted else None
+        return {"accepted": accepted, "rejected": [token._asdict() for token in self.rejected]}
+
+
+def details_of(
+    row: int, trees: Trees, scored: ScoredTrees, kept: Sequence[int], logits: npt.NDArray[np.float32]
+) -> list[TokenDetails]:
+    """Details of a row's block: of the accepted tokens, and of the target's own.
+
+    Args:
+        kept: the scored node of each accepted token.
+        logits: float32 [1 + M, V], the target's after the root and each scored node.
+    """
+    path, parents, log_q = list(kept), scored.parents[row], scored.log_q[row]
+    drafted = scored.drafted[row] & (np.arange(len(parents)) < scored.counts[row])
+    while len(below := np.flatnonzero(drafted & (parents == (path[-1] if path else -1)))):
+        path.append(int(below[log_q[below].argmax()]))
+    beams = _beams_through(trees.parents[row], np.flatnonzero(trees.log_q[row] > -np.inf), trees.starts[row])
+    tokens = []
+    for before, node in zip([-1, *path], path, strict=False):
+        token, weights = int(scored.tokens[row, node]), np.exp(logits[before + 1] - logits[before + 1].max())
+        p, q = weights[token] / weights.sum(dtype=np.float64), np.exp(log_q[node] - (log_q[before] if before >= 0 else 0))
+        tokens.append(DraftedToken(token, float(p), float(q), int(beams[scored.origins[row, node]])))
+    accepted = [TokenDetails(token, []) for token in tokens[: len(kept)]]
+    return [*accepted, TokenDetails(None, tokens[len(kept) :])]
+
+
+def _beams_through(parents: Ints, live: Ints, starts: Ints) -> Ints:
+    """How many nodes of the last level lie below each node of a draft, itself included.
+
+    Args:
+        live: the nodes that are not dead slots, parents before children.
+    """
+    count = np.zeros(len(parents), np.int64)
+    last = starts[np.searchsorted(starts, live[-1:], "right") - 1]
+    count[live[live >= last]] = 1
+    for node in live[::-1].tolist():
+        if parents[node] >= 0:
+            count[parents[node]] += count[node]
+    return np.maximum(count, 1)
