@@ -62,8 +62,9 @@ def details_of(
     beams = _beams_through(trees.parents[row], np.flatnonzero(trees.log_q[row] > -np.inf), trees.starts[row])
     tokens = []
     for before, node in zip([-1, *path], path, strict=False):
-        token, weights = int(scored.tokens[row, node]), np.exp(logits[before + 1] - logits[before + 1].max())
-        p, q = weights[token] / weights.sum(dtype=np.float64), np.exp(log_q[node] - (log_q[before] if before >= 0 else 0))
+        token, own = int(scored.tokens[row, node]), logits[before + 1].astype(np.float64)
+        p = np.exp(own[token] - own.max()) / np.exp(own - own.max()).sum()
+        q = np.exp(log_q[node] - (log_q[before] if before >= 0 else 0.0))
         tokens.append(DraftedToken(token, float(p), float(q), int(beams[scored.origins[row, node]])))
     accepted = [TokenDetails(token, []) for token in tokens[: len(kept)]]
     return [*accepted, TokenDetails(None, tokens[len(kept) :])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from mtad.errors import InvalidInput
-from runtime.decoder.draft_details import DraftedToken, TokenDetails
+from runtime.decoder.draft_details import DraftedToken
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
 
@@ -131,9 +131,7 @@ class TokenNames:
         ]
         return {"content": content, "refusal": None}
 
-    def details(
-        self, offsets: Sequence[int], logprobs: Sequence[float], details: Sequence[TokenDetails]
-    ) -> list[dict[str, Any]]:
+    def details(self, delta: OutputDelta) -> list[dict[str, Any]]:
         """What `draft_details` asks for: one object per token."""
 
         def entry(one: DraftedToken) -> dict[str, Any]:
@@ -141,13 +139,16 @@ class TokenNames:
 
         return [
             {
+                "text": self.name(token)[0],
                 "offset": offset,
                 "p": math.exp(own),
                 "q": one.accepted and one.accepted.q,
                 "beams": one.accepted.beams if one.accepted else 0,
                 "rejected": [entry(token) for token in one.rejected],
             }
-            for offset, own, one in zip(offsets, logprobs, details, strict=True)
+            for token, offset, own, one in zip(
+                delta.token_ids, delta.offsets, delta.logprobs, delta.details, strict=True
+            )
         ]
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:

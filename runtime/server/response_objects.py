@@ -22,6 +22,7 @@ class ResponseObjects(OpenAIResponse):
         super().__init__(*given)
         self._id = self._body.request_id or f"{random.getrandbits(128):032x}"
         self._items: list[dict[str, Any]] = []
+        self._details: list[dict[str, Any]] = []
         self._sent = 0  # events
         self._status = "in_progress"
 
@@ -49,6 +50,8 @@ class ResponseObjects(OpenAIResponse):
 
     def _changes(self, delta: OutputDelta) -> Iterator[tuple[str, dict[str, Any]]]:
         ended = delta.finish_reason is not None
+        if self._requests[0].params.draft_details:
+            self._details += self._names.details(delta)
         said, calls = self._readers[0].read(delta.text, ended) if self._readers else (delta.text, [])
         if not self._items and (said or (ended and not calls)):
             yield from self._open({"type": "message", "role": "assistant", "content": []}, "msg")
@@ -98,7 +101,7 @@ class ResponseObjects(OpenAIResponse):
 
     def _response(self) -> dict[str, Any]:
         """The response as it is now. It leaves out what the client sent and may be large: several events have it."""
-        body, request, params = self._body, self._requests[0], self._requests[0].params
+        body, params = self._body, self._requests[0].params
         found: dict[str, Any] = {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -132,7 +135,5 @@ class ResponseObjects(OpenAIResponse):
             "total_tokens": usage["total_tokens"],
             "mtad": usage["mtad"],
         }
-        found["mtad"] = {"seed": request.seed, "statistics": statistics.to_dict()}
-        if params.draft_details:
-            found["mtad"]["details"] = self._names.details(request.offsets, request.log_probs, request.details)
-        return found | costs
+        details = {"details": self._details} if params.draft_details else {}
+        return found | costs | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict(), **details}}

@@ -164,7 +164,7 @@ class OpenAIResponse:
                 "origins": self._origins[index].spans(delta),
             }
         if request.params.draft_details:
-            extension["details"] = self._names.details(delta.offsets, delta.logprobs, delta.details)
+            extension["details"] = self._names.details(delta)
         if delta.statistics:
             self.statistics[index] = delta.statistics
             extension |= {"seed": request.seed, "statistics": delta.statistics.to_dict()}

@@ -7,6 +7,7 @@ import re
 from dataclasses import MISSING, fields, replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -92,9 +93,10 @@ def test_temperature_zero_is_greedy_unless_a_lossy_method_is_named_and_answers_s
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_stream_says_which_characters_came_from_accepted_drafts(method: str, plain: LLM, server: LiveServer) -> None:
-    params = replace(BASE, method=method, max_tokens=40, draft_len=4, temperature=1.3, top_k=0, top_p=1.0)
+    asked: Any = {"method": method, "draft_len": 4, "top_k": 0, "draft_details": True}
+    params = replace(BASE, max_tokens=40, temperature=1.3, top_p=1.0, **asked)
     result = plain.generate("naïve 日本", params)[0]
-    extra = {"ignore_eos": True, "method": method, "draft_len": 4, "top_k": 0, "return_token_ids": True}
+    extra = {"ignore_eos": True, "return_token_ids": True, **asked}
     stream = server.client.completions.create(
         model=MODEL, prompt="naïve 日本", max_tokens=40, seed=5, temperature=1.3, top_p=1, extra_body=extra,
         stream=True, stream_options={"include_usage": True},
@@ -122,6 +124,13 @@ def test_a_stream_says_which_characters_came_from_accepted_drafts(method: str, p
     accepted = {"accepted"} if result.statistics.accepted else set()
     assert {origin for _, origin in coloured} == {"bonus"} | accepted
     assert choices[-1]["mtad"]["statistics"]["tokens"] == 40
+    details = [one for choice in choices for one in choice["mtad"]["details"]]
+    assert [one["beams"] for one in details] == [one.accepted.beams if one.accepted else 0 for one in result.details]
+    assert [len(one["rejected"]) for one in details] == [len(one.rejected) for one in result.details]
+    assert [one["p"] for one in details] == pytest.approx(np.exp(result.logprobs))
+    ends = [*(one["offset"] for one in details[1:]), None]
+    drafted = [result.text[one["offset"] : end] for one, end in zip(details, ends, strict=True) if one["beams"]]
+    assert "".join(drafted) == "".join(text for text, origin in coloured if origin == "accepted")
 
 
 def _at(choice: dict[str, Any]) -> list[tuple[int, int, str]]:
