@@ -41,7 +41,7 @@ def main() -> None:
         page.locator("#parameter-method").select_option("mmtad")
         page.locator("#start").click()
         page.locator("#verdict small").wait_for()
-        beams = page.locator("#drafted .token.drafted").evaluate_all("all => all.map(one => one.token.beams)")
+        beams = page.locator("#drafted .token.drafted").evaluate_all("all => all.map(one => one.token.accepted.beams)")
         page.locator("#drafted .token.drafted").nth(beams.index(min(beams, key=lambda count: abs(count - 3)))).hover()
         page.screenshot(path=RESULTS / "page-answer.png")
         page = opened(browser, server.url, "dark")

@@ -1,9 +1,9 @@
-"""What a draft was made of, for requests that ask with `draft_details`. No torch."""
+"""How tokens came about, for requests that ask with `draft_details`. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,12 @@ from mtad.batch import ScoredTrees, Trees
 Ints = npt.NDArray[np.int64]
 
 
-class DraftedToken(NamedTuple):
+@dataclass(frozen=True)
+class DraftedToken:
     """A drafted token.
 
     Attributes:
-        p: its probability under the target, at temperature 1 without filters: what `logprobs` has, of a kept token.
+        p: its probability under the target, at temperature 1 without filters.
         q: the probability with which it was drafted: under the auxiliary, behind the request's filters.
         beams: how many beams of the draft's last level run through it; 1 in a chain, and where none does.
     """
@@ -28,28 +29,24 @@ class DraftedToken(NamedTuple):
     beams: int
 
 
-class TokenDetails(NamedTuple):
+@dataclass(frozen=True)
+class TokenDetails:
     """How a new token came about.
 
     Attributes:
         accepted: the drafted token that it is; None where it is the target's own.
-        rejected: of the target's own token, what was drafted from its place on and not kept: at each place what the
-            draft found likeliest; else empty.
+        rejected: what was drafted in place of the target's own token and behind it: at each place what the draft found
+            likeliest.
     """
 
-    accepted: DraftedToken | None
-    rejected: list[DraftedToken]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        accepted = self.accepted._asdict() if self.accepted else None
-        return {"accepted": accepted, "rejected": [token._asdict() for token in self.rejected]}
+    accepted: DraftedToken | None = None
+    rejected: list[DraftedToken] = field(default_factory=list)
 
 
 def details_of(
     row: int, trees: Trees, scored: ScoredTrees, kept: Sequence[int], logits: npt.NDArray[np.float32]
 ) -> list[TokenDetails]:
-    """Details of a row's block: of the accepted tokens, and of the target's own.
+    """Details of a row's accepted tokens, and of the target's own behind them.
 
     Args:
         kept: the scored node of each accepted token.
@@ -66,20 +63,14 @@ def details_of(
         p = np.exp(own[token] - own.max()) / np.exp(own - own.max()).sum()
         q = np.exp(log_q[node] - (log_q[before] if before >= 0 else 0.0))
         tokens.append(DraftedToken(token, float(p), float(q), int(beams[scored.origins[row, node]])))
-    accepted = [TokenDetails(token, []) for token in tokens[: len(kept)]]
-    return [*accepted, TokenDetails(None, tokens[len(kept) :])]
+    return [*map(TokenDetails, tokens[: len(kept)]), TokenDetails(rejected=tokens[len(kept) :])]
 
 
 def _beams_through(parents: Ints, live: Ints, starts: Ints) -> Ints:
-    """How many nodes of the last level lie below each node of a draft, itself included.
-
-    Args:
-        live: the nodes that are not dead slots, parents before children.
-    """
+    """How many nodes of the last level lie below each node of a draft; `live` are those that are no dead slots."""
     count = np.zeros(len(parents), np.int64)
-    last = starts[np.searchsorted(starts, live[-1:], "right") - 1]
-    count[live[live >= last]] = 1
-    for node in live[::-1].tolist():
+    count[live[live >= starts[np.searchsorted(starts, live[-1:], "right") - 1]]] = 1
+    for node in live[::-1].tolist():  # children before their parents
         if parents[node] >= 0:
             count[parents[node]] += count[node]
     return np.maximum(count, 1)

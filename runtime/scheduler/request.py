@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mtad.errors import Failed
@@ -216,5 +216,5 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         scores = [score._asdict() for score in self.prompt_logprobs]
-        found = {"details": [one.to_dict() for one in self.details], "statistics": self.statistics.to_dict()}
-        return {**self.__dict__, "prompt_logprobs": scores, **found}
+        details = [asdict(one) for one in self.details]
+        return {**self.__dict__, "details": details, "prompt_logprobs": scores, "statistics": self.statistics.to_dict()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
@@ -135,20 +136,13 @@ class TokenNames:
         """What `draft_details` asks for: one object per token."""
 
         def entry(one: DraftedToken) -> dict[str, Any]:
-            return {"text": self.name(one.token)[0], "p": one.p, "q": one.q, "beams": one.beams}
+            return {"text": self.name(one.token)[0], **asdict(one)}
 
+        each = zip(delta.token_ids, delta.offsets, delta.logprobs, delta.details, strict=True)
         return [
-            {
-                "text": self.name(token)[0],
-                "offset": offset,
-                "p": math.exp(own),
-                "q": one.accepted and one.accepted.q,
-                "beams": one.accepted.beams if one.accepted else 0,
-                "rejected": [entry(token) for token in one.rejected],
-            }
-            for token, offset, own, one in zip(
-                delta.token_ids, delta.offsets, delta.logprobs, delta.details, strict=True
-            )
+            {"text": self.name(token)[0], "offset": offset, "p": math.exp(own)}
+            | {"accepted": one.accepted and entry(one.accepted), "rejected": [entry(other) for other in one.rejected]}
+            for token, offset, own, one in each
         ]
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:

@@ -237,17 +237,11 @@ class ChatCompletionRequest(Body):
 
 
 def advertised(defaults: DecodingParams, limited: bool) -> dict[str, dict[str, Any]]:
-    """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default.
-
-    Args:
-        limited: whether the pair limits `max_tokens`; otherwise its default is null, which means what fits.
-    """
+    """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default; null stands for what fits."""
     properties = ChatCompletionRequest.model_json_schema()["properties"]
     found = {}
     for name in PARAMETERS:
         schema = {key: value for key, value in properties[name].items() if key not in ("title", "default")}
-        value = getattr(defaults, name)
+        value = getattr(defaults, name) if limited or name != "max_tokens" else None
         found[name] = schema | {"default": list(value) if isinstance(value, tuple) else value}
-    if not limited:
-        found["max_tokens"]["default"] = None
     return found

@@ -203,6 +203,7 @@ class Service:
         """The model's entry of `/v1/models`; what is ours is under `mtad`."""
         llm = self.engine.llm
         scheduler = llm.loop.scheduler
+        methods = {name: asdict(one) | {"uses": [*filter(one.uses, PARAMETERS)]} for name, one in METHODS.items()}
         return {
             "id": self.options.model,
             "object": "model",
@@ -216,10 +217,7 @@ class Service:
                 "max_draft_len": scheduler.max_draft_len,
                 "max_beam_width": scheduler.max_beam_width,
                 "chat": self._template.available,
-                "methods": {
-                    name: asdict(method) | {"uses": [one for one in PARAMETERS if method.uses(one)]}
-                    for name, method in METHODS.items()
-                },
+                "methods": methods,
                 "parameters": advertised(llm.pair.defaults, llm.pair.limited),
             },
         }

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from mtad.batch import ScoredTrees, Trees
 from mtad.methods import METHODS
 from runtime import LLM, DecodingParams, Result
-from runtime.decoder.draft_details import details_of
+from runtime.decoder.draft_details import TokenDetails, details_of
 
 PROMPT = "SELECT name FROM"
 PARAMS = DecodingParams(
@@ -79,4 +79,4 @@ def test_beams_are_those_of_the_last_level() -> None:
     (own,) = details_of(0, trees, scored, [], np.zeros((5, 10), np.float32))
     assert [(one.token, one.beams) for one in own.rejected] == [(5, 2), (7, 1)], "the likeliest of each level"
     (own,) = details_of(0, trees, scored._replace(counts=np.array([0])), [], np.zeros((5, 10), np.float32))
-    assert own == (None, []), "a block without a draft"
+    assert own == TokenDetails(), "a block without a draft"

@@ -281,23 +281,15 @@ class Answer {
     this.passes = own?.target_passes ?? this.blocks; // one each, but for methods that decode in several
     this.seconds = own ? own.total_seconds - own.first_token_seconds : (time - this.first) / 1000;
     if (own && this.tokens === this.firstTokens) this.seconds = own.total_seconds;
-    if (mtad.details) {
-      mtad.details.forEach((token) => this.token({ ...token, drafted: token.beams > 0 }));
-    } else {
-      let start = from;
-      for (const [origin, length] of mtad.origins) {
-        this.token({ offset: start, drafted: origin === "accepted" });
-        start += length;
-      }
-    }
+    for (const token of mtad.details ?? [{ offset: from }]) this.token(token); // without details, a chunk is one
     this.write();
   }
 
   token(token) {
-    const span = made("span", "", token.drafted ? "token drafted" : "token own");
+    const { accepted } = token, span = made("span", "", accepted ? "token drafted" : token.p === undefined ? "" : "token own");
     span.token = { ...token, block: this.blocks, width: this.beams };
     span.tabIndex = -1;
-    if (token.drafted) span.style.setProperty("--share", Math.min(1, (token.beams ?? 1) / this.beams));
+    if (accepted) span.style.setProperty("--share", Math.min(1, accepted.beams / this.beams));
     if (token.rejected?.length) {
       span.dataset.ghost = token.rejected.map((one) => one.text).join("").replaceAll("\n", "⏎");
       setTimeout(() => delete span.dataset.ghost, 1300);
@@ -347,12 +339,12 @@ function hint(span) {
   tip.hidden = token?.p === undefined; // without draft_details, nothing is known
   if (tip.hidden) return;
   const title = made("p"), quoted = (text) => made("code", `“${text.replaceAll("\n", "⏎")}”`);
-  title.append(quoted(span.textContent), token.drafted
-    ? ` drafted by ${token.width > 1 ? `${token.beams} of ${token.width} beams` : "the chain"}, block ${token.block}`
+  title.append(quoted(span.textContent), token.accepted
+    ? ` drafted by ${token.width > 1 ? `${token.accepted.beams} of ${token.width} beams` : "the chain"}, block ${token.block}`
     : ` the target's own, block ${token.block}`);
   const lines = [title];
-  for (const [name, share] of [["p target", token.p], ["q auxiliary", token.q]]) {
-    if (share === null) continue;
+  for (const [name, share] of [["p target", token.p], ["q auxiliary", token.accepted?.q]]) {
+    if (share === undefined) continue;
     const line = made("p"), part = made("span", "", "part"), bar = made("i");
     bar.style.width = `${100 * share}%`;
     part.append(bar);
