@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -18,13 +19,18 @@ from scripts.paths import RESULTS, ROOT
 WIDTH, HEIGHT = 1280, 780
 
 
-def opened(browser: Browser, url: str, scheme: str) -> Page:
-    """The page, after the question among its examples was decoded twice; once before, so that nothing is new to it."""
-    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)  # type: ignore[arg-type]
+def opened(browser: Browser, url: str, scheme: Literal["light", "dark"], method: str = "") -> Page:
+    """The page after the question of its examples was decoded, by this method where one is given.
+
+    It is decoded three times, so that the length of drafts is settled.
+    """
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)
     page.goto(url)
-    for _ in range(2):
+    page.locator("#parameter-method").select_option(method)
+    for _ in range(3):
         page.get_by_role("button", name="A question").click()
         page.locator("#verdict small").wait_for()
+        page.locator("#start:enabled").wait_for()
     return page
 
 
@@ -38,13 +44,10 @@ def main() -> None:
         sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=found, args=[*sandbox, "--disable-gpu"])
         page = opened(browser, server.url, "light")
-        page.locator("#parameter-method").select_option("mmtad")
-        page.locator("#start").click()
-        page.locator("#verdict small").wait_for()
-        beams = page.locator("#drafted .token.drafted").evaluate_all("all => all.map(one => one.token.accepted.beams)")
-        page.locator("#drafted .token.drafted").nth(beams.index(min(beams, key=lambda count: abs(count - 3)))).hover()
+        rejected = page.locator("#drafted .token").evaluate_all("all => all.map(one => one.token.rejected.length)")
+        page.locator("#drafted .token").nth(rejected.index(max(rejected))).hover()
         page.screenshot(path=RESULTS / "page-answer.png")
-        page = opened(browser, server.url, "dark")
+        page = opened(browser, server.url, "dark", method="mtad")
         page.locator("#replay").click()
         page.locator("#drafted .token.own").nth(2).wait_for(state="attached")
         page.locator("#drafted [data-ghost]").first.wait_for()
