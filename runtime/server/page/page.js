@@ -76,12 +76,11 @@ const method = () => at("parameter-method")?.value || model.mtad.parameters.meth
 
 /** What a parameter is where nothing is given. */
 function usual(name) {
-  const { default: value } = model.mtad.parameters[name], own = model.mtad.methods[method()];
+  const known = model.mtad.parameters, own = model.mtad.methods[method()], { default: value } = known[name];
+  const others = { accept_threshold: own.threshold, draft_confidence: own.confidence }; // each method has its own
   if (name === "draft_details") return "true"; // the page asks for them
-  if (value === null) {
-    return { max_tokens: "what fits", seed: "random", accept_threshold: own.threshold, draft_confidence: own.confidence }[name]
-      ?? "none";
-  }
+  if (name in others && (value === null || method() !== known.method.default)) return String(others[name] ?? "none");
+  if (value === null) return { max_tokens: "what fits", seed: "random" }[name] ?? "none";
   if (typeof value === "object") return Object.keys(value).length ? JSON.stringify(value) : "none";
   return String(value);
 }

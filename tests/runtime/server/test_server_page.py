@@ -25,9 +25,17 @@ DESKTOP, PHONE = (1280, 800), (390, 844)
 pytestmark = pytest.mark.slow
 PROMPT = "SELECT naïve 日本 🙂"
 PARAMS = DecodingParams(
-    method="mtad", max_tokens=60, seed=5, ignore_eos=True, temperature=1.3, top_k=0, draft_details=True
+    method="mtad", draft_len=4, max_tokens=60, seed=5, ignore_eos=True, temperature=1.3, top_k=0, draft_details=True
 )
-FIELDS = {"method": "mtad", "max_tokens": "60", "seed": "5", "ignore_eos": "true", "temperature": "1.3", "top_k": "0"}
+FIELDS = {
+    "method": "mtad",
+    "draft_len": "4",
+    "max_tokens": "60",
+    "seed": "5",
+    "ignore_eos": "true",
+    "temperature": "1.3",
+    "top_k": "0",
+}
 expect.set_options(timeout=1000 * PATIENCE)
 
 
