@@ -102,6 +102,8 @@ class DecodingParams:
         prompt_logprobs: Report the target's log-probability of each prompt token, and this many of the most likely
             alternatives to it, from 0 to 20. The prompt is then prefilled without the prefix cache. By default, nothing
             is reported about the prompt.
+        draft_details: Report of each token whether it was drafted, by how many beams, how likely each model found it,
+            and what was drafted in its place. On a GPU, blocks of such requests do not run as CUDA graphs.
         bad_words: Words that the text must not contain, as token sequences with and without a space before them: the
             last token of a sequence is masked where the others precede it in the text.
         logit_bias: Finite numbers added to the logits of tokens, by token id, in both models and before all other
@@ -148,6 +150,7 @@ class DecodingParams:
     n: int = 1
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
+    draft_details: bool = False
     bad_words: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     repetition_penalty: float = 1.0
@@ -204,7 +207,7 @@ class DecodingParams:
         _real("plausible", self.plausible, 0.0, 1.0, "from 0 to 1")
         _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
         _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
-        for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens", "draft_details"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
         if isinstance(self.stop, list):  # as every client sends it

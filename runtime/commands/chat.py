@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, in place of the pair's")
     parser.add_argument("--system", help="a system message that the conversation begins with")
     add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
-    add_decoding(parser, but=("n", "top_logprobs", "prompt_logprobs"))
+    add_decoding(parser, but=("n", "top_logprobs", "prompt_logprobs", "draft_details"))
     options = parser.parse_args()
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
     given = given_options(options, DecodingParams)

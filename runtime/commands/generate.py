@@ -46,7 +46,7 @@ def main() -> None:
         follow_if_launched()  # one process prints
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
-    for name in {"top_logprobs", "prompt_logprobs"} & given.keys() if not options.json else ():
+    for name in {"top_logprobs", "prompt_logprobs", "draft_details"} & given.keys() if not options.json else ():
         print(f"{parser.prog}: warning: --{name.replace('_', '-')} has no effect without --json", file=sys.stderr)
     folder = find_pair(options)
     check_room(folder, config, given.get("max_tokens", 0))

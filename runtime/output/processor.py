@@ -124,6 +124,7 @@ class OutputProcessor:
         top = _top_tokens(block.logits_of(row), wanted) if wanted else []
         request.finish_reason = self._detokenizers[request.id].append(request, tokens, log_probs)
         request.top_log_probs += top[: len(request.tokens) - before]
+        request.details += block.details[row][: len(request.tokens) - before]
         request.target_cached = request.committed - 1
         request.blocks += 1
         if request.id in self._constraints:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from runtime.decoder.draft_details import TokenDetails
 from runtime.scheduler.request import FinishReason, Request, Result
 from runtime.scheduler.statistics import Statistics
 
@@ -17,7 +18,7 @@ class OutputDelta:
 
     Attributes:
         text: new text; never part of a stop string, complete characters only.
-        token_ids, logprobs, top_logprobs: of the new tokens, as in `Result`. Text may lag behind its tokens.
+        token_ids, logprobs, top_logprobs, details: of the new tokens, as in `Result`. Text may lag behind its tokens.
         offsets: where in the choice's whole text each of them begins, in characters.
         drafted, accepted: tokens drafted for it, and its leading tokens that are accepted drafts; what follows them is
             the target's own (the bonus token).
@@ -30,6 +31,7 @@ class OutputDelta:
     token_ids: list[int]
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
+    details: list[TokenDetails] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
@@ -72,6 +74,7 @@ class Choice:
             top_logprobs=request.top_log_probs[at:],
             reasoning=reasoning,
             answer=answer,
+            details=request.details[at:],
             offsets=request.offsets[at:],
             drafted=drafted,
             accepted=accepted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mtad.errors import Failed
@@ -15,6 +15,7 @@ from runtime.scheduler.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from runtime.constraints.follower import Grammar
+    from runtime.decoder.draft_details import TokenDetails
     from runtime.speculation.lookup import Text
 
 EXPECTED, CAUTION, RECENT = 0.8, 12, 64
@@ -96,6 +97,7 @@ class Request:
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
+        details: with `draft_details`, how each token came about.
         prompt_scores: with `prompt_logprobs`, of each prompt token but the first; a prompt's choices share the list.
         blocks: decoding blocks run; the second half of the noise key.
         acceptance, draft_len: what automatic drafts go by, and how long they are; a fixed draft's have no meaning.
@@ -123,6 +125,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
+    details: list[TokenDetails] = field(default_factory=list)
     prompt_scores: list[TokenScore] = field(default_factory=list)
     blocks: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -188,6 +191,7 @@ class Result:
         logprobs: the target's log-probability of each token, at temperature 1 without filters, penalties, constraints.
         top_logprobs: with the parameter of that name, as many of the target's likeliest tokens at each, likeliest
             first: (token id, log-probability); else empty.
+        details: with the parameter `draft_details`, how each token came about; else empty.
         prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
             empty.
         index: which of the prompt's `n` choices it is.
@@ -201,6 +205,7 @@ class Result:
     finish_reason: FinishReason
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
+    details: list[TokenDetails]
     prompt_logprobs: list[TokenScore]
     statistics: Statistics
     seed: int
@@ -226,6 +231,7 @@ class Result:
             finish_reason=request.finish_reason,
             logprobs=request.log_probs,
             top_logprobs=request.top_log_probs,
+            details=request.details,
             prompt_logprobs=request.prompt_scores,
             statistics=request.statistics,
             seed=request.seed,
@@ -236,4 +242,5 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         scores = [score._asdict() for score in self.prompt_logprobs]
-        return {**self.__dict__, "prompt_logprobs": scores, "statistics": self.statistics.to_dict()}
+        details = [asdict(one) for one in self.details]
+        return {**self.__dict__, "details": details, "prompt_logprobs": scores, "statistics": self.statistics.to_dict()}

@@ -22,6 +22,7 @@ class ResponseObjects(OpenAIResponse):
         super().__init__(*given)
         self._id = self._body.request_id or f"{random.getrandbits(128):032x}"
         self._items: list[dict[str, Any]] = []
+        self._details: list[dict[str, Any]] = []
         self._sent = 0  # events
         self._status = "in_progress"
 
@@ -147,4 +148,5 @@ class ResponseObjects(OpenAIResponse):
             "total_tokens": usage["total_tokens"],
             "mtad": usage["mtad"],
         }
-        return found | costs | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict()}}
+        details = {"details": self._details} if params.draft_details else {}
+        return found | costs | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict(), **details}}

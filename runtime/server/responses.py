@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
-from operator import itemgetter
+from itertools import zip_longest
 from typing import Any
 
 from pydantic_core import to_json
@@ -18,31 +16,6 @@ from runtime.scheduler.statistics import Counts, Statistics
 from runtime.server.calling import Calling, CallReader
 from runtime.server.logprobs import Echo, TokenNames
 from runtime.server.schema import Body, CompletionRequest
-
-
-@dataclass
-class Origins:
-    """Which characters of a choice came from accepted drafts; text may lag behind its tokens.
-
-    Attributes:
-        begun: where text of an origin begins, as far as it has not ended: (character, origin).
-    """
-
-    begun: list[tuple[int, str]] = field(default_factory=list)
-    shown: int = 0
-
-    def spans(self, delta: OutputDelta) -> list[tuple[str, int]]:
-        """The delta's text as (origin, characters), origins `accepted` and `bonus`, adding up to its length."""
-        if delta.accepted:
-            self.begun.append((delta.offsets[0], "accepted"))
-        if delta.accepted < len(delta.offsets):
-            self.begun.append((delta.offsets[delta.accepted], "bonus"))
-        end = self.shown + len(delta.text)
-        inside = [(max(at, self.shown), origin) for at, origin in self.begun if at < end]
-        ends = [*(at for at, _ in inside[1:]), end]
-        spans = [(origin, until - at) for (at, origin), until in zip(inside, ends, strict=False) if until > at]
-        self.begun, self.shown = self.begun[max(0, len(inside) - 1) :], end
-        return [(origin, sum(length for _, length in some)) for origin, some in groupby(spans, itemgetter(0))]
 
 
 def summed(statistics: Iterable[Statistics]) -> Counts:
@@ -80,7 +53,6 @@ class OpenAIResponse:
         self._chat, self._logprobs_wanted = not isinstance(body, CompletionRequest), body.alternatives is not None
         self._prompt_logprobs: int | None = getattr(body, "prompt_logprobs", None)
         self._begun: set[int] = set()
-        self._origins = [Origins() for _ in requests]
         self._readers = [CallReader(calling) for _ in requests] if calling else []
         self.renamed = body.renamed | ({"grammar": "tools"} if calling else {})
         self.statistics: dict[int, Statistics] = {}
@@ -166,12 +138,9 @@ class OpenAIResponse:
                 choice["message"] = {"role": "assistant", **said, "refusal": None}
         extension: dict[str, Any] = {}
         if chunk:
-            extension |= {
-                "drafted": delta.drafted,
-                "accepted": delta.accepted,
-                "tokens": len(delta.token_ids),
-                "origins": self._origins[index].spans(delta),
-            }
+            extension = {"drafted": delta.drafted, "accepted": delta.accepted, "tokens": len(delta.token_ids)}
+        if request.params.draft_details:
+            extension["details"] = self._names.details(delta)
         if delta.statistics:
             self.statistics[index] = delta.statistics
             extension |= {"seed": request.seed, "statistics": delta.statistics.to_dict()}

@@ -43,6 +43,7 @@ INVALID: dict[str, list[Any]] = {
     "skip_special_tokens": [1, "yes", None],
     "replacement": [1, "yes", None],
     "ignore_eos": [1, "yes", None],
+    "draft_details": [1, "yes", None],
     "min_tokens": [-1, 129, 1.0, True, None],
     "n": [0, 1025, 1.5, True, None],
     "top_logprobs": [-1, 21, 1.5, True, None],
