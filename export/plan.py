@@ -59,7 +59,7 @@ def plan_pair(
         find("auxiliary", options.auxiliary, weights, options.auxiliary_revision),
     ]
     if capacity is None:
-        fewest = min([1024, *(model.positions for model in models if model.positions)])
+        fewest = min([4096, *(model.positions for model in models if model.positions)])
         capacity = max(2 * KV_PAGE, fewest // KV_PAGE * KV_PAGE)
     specs = []
     for model, own, optimizer in zip(models, options.precisions, optimizers, strict=True):

@@ -59,6 +59,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The options of the command line over those of the file, if one is named."""
+        for word in sys.argv if args is None else args:
+            if any("\udc80" <= character <= "\udcff" for character in word):
+                self.error(f"{word!a} is not UTF-8")
         parsed = self.parse_intermixed_args(args, namespace)
         if parsed.config is None:
             return parsed
@@ -98,6 +101,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)
             sys.exit(1)
         except KeyboardInterrupt:
+            print(f"{Path(sys.argv[0]).stem}: interrupted", file=sys.stderr)
             sys.exit(130)
 
     return run
@@ -117,7 +121,7 @@ def json_object(text: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         if isinstance(value := json.loads(text), dict):
             return value
-    raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
+    raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
 
 
 def _length(text: str) -> int | str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.memory import Memory, format_bytes
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, no_folder
 from runtime.commands.entry import Parser, command
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if not options.folder.is_dir():
-        raise InvalidInput("folder", str(options.folder), "no such folder; mtad export writes one")
+        raise InvalidInput("folder", str(options.folder), f"{no_folder(options.folder)}; mtad export writes one")
     if not any((options.folder / name).is_file() for name in ("pair.json", "engine.json")):
         problem = "it has no pair.json and no engine.json: not written by mtad export"
         raise InvalidInput("folder", str(options.folder), problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -24,7 +25,17 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Entry point of `mtad`. A reader that goes away, such as `head`, ends it quietly."""
+    """Entry point of `mtad`. A reader that goes away, such as `head`, ends it quietly.
+
+    A library that is being imported when Ctrl-C comes makes an error of its own of it, which nobody is shown.
+    """
+    interrupted = list[int]()
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
         try:
             _run()
@@ -33,6 +44,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         sys.exit(141)
+    except Exception:
+        if not interrupted:
+            raise
+        print("mtad: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def _run() -> None:

@@ -15,6 +15,9 @@ from mtad.params import DecodingParams
 from runtime.commands.entry import PLACEMENT, Parser, add_options, command, given_options, json_object
 from runtime.config import RuntimeConfig, check_least, use_torch
 
+TOKENS = 128
+"""Of an answer at most, unless the pair or --params say otherwise."""
+
 
 @command
 def main() -> None:
@@ -105,7 +108,10 @@ def _tune(options: argparse.Namespace, examples: Sequence[Example]) -> None:
         if name in given:
             raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
     exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
-    bases = [DecodingParams.from_dict({**exported, **given, "method": name}) for name in options.method.split(",")]
+    bases = [
+        DecodingParams.from_dict({"max_tokens": TOKENS, **exported, **given, "method": name})
+        for name in options.method.split(",")
+    ]
     for base in bases:
         if not grid_of(base.method):
             raise InvalidInput("method", base.method, "it has nothing to tune")
