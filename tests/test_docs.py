@@ -84,8 +84,7 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 @EVERY_PAGE
 def test_every_option_that_a_page_gives_a_command_exists(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, *arguments in commands(page, "mtad "):
-        if name != "bench":  # a script's
-            assert_parses(importlib.import_module(COMMANDS[name][0]).main, arguments, monkeypatch)
+        assert_parses(importlib.import_module(COMMANDS[name][0]).main, arguments, monkeypatch)
 
 
 @EVERY_PAGE

@@ -32,7 +32,7 @@ try:
     from runtime.cluster.gateway import Gateway
     from runtime.cluster.replica import Replica
 except ImportError as missing:
-    raise InvalidInput("replicas", missing.name, "not installed; pip install 'mtad[cluster]'") from None
+    raise InvalidInput("replicas", missing.name, "not installed; the extra cluster installs it") from None
 
 log = logging.getLogger(__name__)
 

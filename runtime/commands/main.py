@@ -17,7 +17,6 @@ COMMANDS = {
     "serve": ("runtime.commands.serve", "serve a pair over HTTP, compatible with OpenAI's API"),
     "triton": ("runtime.commands.triton", "write a model directory for Triton Inference Server"),
     "tune": ("runtime.commands.tune", "choose decoding parameters on your own prompts"),
-    "bench": ("runtime.commands.bench", "measure throughput and latency (needs a checkout)"),
     "check": ("runtime.commands.check", "compare an engine with its checkpoint or another engine"),
     "inspect": ("runtime.commands.inspect", "show what an engine or pair folder holds"),
 }

@@ -82,7 +82,7 @@ def main() -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise InvalidInput("serve", error.name, "not installed; pip install 'mtad[serve]'") from None
+        raise InvalidInput("serve", error.name, "not installed; the extra serve installs it") from None
 
     replicas = given_options(options, ClusterOptions)
     if replicas and "replicas" not in replicas:
