@@ -32,7 +32,7 @@ def main() -> None:
     llm = LLM(parser.parse_args().pair)
     examples, found = load("test", "sql")[:COMPARED], defaultdict[str, list[tuple[bool, float, float]]](list)
     print("Questions about databases that the pair has never seen, answered at temperature 0:")
-    for number, example in enumerate(examples[:SHOWN]):
+    for example in examples[:SHOWN]:
         result = llm.generate(example.prompt, DecodingParams(temperature=0))[0]
         question = example.prompt.splitlines()[-2].removeprefix("Question: ")
         right = "right" if matches(example, result.text) else "wrong"

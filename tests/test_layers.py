@@ -28,6 +28,8 @@ BELOW = {
     "tests/scripts": {*ALL, "tests", "tests/scripts", "scripts"},
 }
 """What the modules of a folder may import of ours; the longest name that fits a module counts."""
+UPWARDS = {("mtad/__init__", "runtime")}
+"""The one exception, made when a name is used: `from mtad import LLM`, for programs that use the package."""
 
 
 def layer(module: str) -> str:
@@ -51,8 +53,17 @@ def imports() -> list[tuple[str, str]]:
 
 
 def test_a_package_imports_only_what_lies_below_it() -> None:
-    for module, other in imports():
+    assert set(imports()) >= UPWARDS
+    for module, other in set(imports()) - UPWARDS:
         assert layer(other) in {"", *BELOW[layer(module)]}, f"{module} imports {other}"
+
+
+def test_programs_begin_with_one_import_which_loads_torch_only_where_it_is_used() -> None:
+    code = "import sys, mtad; from mtad import DecodingParams; early = 'torch' in sys.modules; from mtad import LLM; "
+    code += "import runtime; sys.exit(early or mtad.LLM is not runtime.LLM)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with pytest.raises(ImportError):
+        exec("from mtad import Nothing")
 
 
 @pytest.mark.parametrize(

@@ -93,17 +93,17 @@ def fitting_prompt(
     Raises:
         CapacityExceeded: the question alone is too long.
     """
-    room = llm.loop.scheduler.room_for_tokens
+    room, tokenizer = llm.loop.scheduler.room_for_tokens, llm.pair.tokenizer.backend_tokenizer
     room -= room // 4 if max_tokens is None else max_tokens
     before = len(messages)
-    while len(ids := llm.tokenize(template.render(messages), special_tokens=False)) > room:
+    while len(ids := tokenizer.encode(template.render(messages), add_special_tokens=False).ids) > room:
         if len(messages) <= kept + 1:
             raise CapacityExceeded("question", f"{len(ids)} tokens", f"give at most {room} tokens")
         del messages[kept : kept + 2]  # a question and its answer
     if len(messages) < before:
         left = before - len(messages)
         print(f"the context is full: the {left} oldest messages are left out", file=sys.stderr, flush=True)
-    return ids
+    return list(ids)
 
 
 def _ask() -> str:

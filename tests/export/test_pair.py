@@ -138,8 +138,10 @@ class TestAgain:
         assert export(overwrite=True)
         parts, named = zip(*(stage.split(" %, ") for stage in stages[1:]), strict=True)
         assert list(named) == [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
-        assert [int(part) for part in parts] == sorted(map(int, parts)), "what is done of it grows"
-        assert int(parts[2]) > 80, "the target is nearly all of the pair"
+        done = [int(part) for part in parts]
+        assert done[0] == 0
+        assert sorted(set(done)) == done, "what is done of it grows"
+        assert done[-1] < 100
 
     def test_another_place_of_the_same_checkpoint_is_up_to_date(
         self, export: Callable[..., bool], exported: Path, checkpoints: tuple[Path, Path], tmp_path: Path
