@@ -13,6 +13,7 @@ from engines.base import DTYPES, EngineSpec
 from engines.kinds import FORMATS
 from engines.memory import Memory, format_bytes
 from export.checkpoint.checkpoint import Checkpoint
+from export.options import MEASURED
 from export.pair import engine_differs
 from export.plan import PairPlan
 
@@ -92,6 +93,8 @@ def describe(folder: Path, engines: list[EngineEstimate], running: Memory) -> st
         lines.append("on top, and unknown: a plan's kernels, what building it takes, and NVIDIA Model Optimizer")
     there = next(parent for parent in folder.absolute().parents if parent.exists())
     free, wanted = shutil.disk_usage(there).free, sum(one.disk for one in engines if not one.unchanged)
+    if any(one.spec.precision in MEASURED for one in engines):  # it is made of a float32 pair beside it
+        wanted += 4 * sum(one.parameters for one in engines)
     fits = "" if wanted < free else ": it does not fit"
     lines.append(f"disk: {format_bytes(wanted)} of {format_bytes(free)} that are free{fits}")
     return "\n".join([*lines, "", f"run: {str(running).removeprefix('memory: ')}", "nothing was written"])

@@ -30,8 +30,8 @@ class ExportOptions:
             and fp8 for TensorRT. By default float32, and float16 for TensorRT (whose oldest GPUs take nothing else) and
             TensorRT-LLM.
         auxiliary_precision: of the auxiliary; by default, the target's.
-        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. Required if and
-            only if something is quantized.
+        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer; without it, a
+            pair is verified and its cost in quality not measured. int8-static and fp8 need it for their scales.
         format: onnx for ONNX Runtime, torch for the reference engine, tensorrt for the GPU of this machine,
             tensorrt-rtx for GPUs of the compute capabilities given; tensorrt-llm for that library's engines, which
             `export.tensorrt_llm` builds.
@@ -78,11 +78,10 @@ class ExportOptions:
         kind = FORMATS[self.format]
         for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=True):
             self._check_precision(name, value)
-        quantized = any(value in MEASURED for value in self.precisions)
-        if quantized != (self.calibration is not None):
-            problem = "give text like that in production: the error of a quantized engine depends on it"
-            problem = problem if quantized else "nothing is quantized; leave it out"
-            raise InvalidInput("calibration", self.calibration and str(self.calibration), problem)
+        if self.calibration is None and any(value in STATIC for value in self.precisions):
+            raise InvalidInput("calibration", None, "give text like that in production, which the scales are made of")
+        if self.calibration is not None and not any(value in MEASURED for value in self.precisions):
+            raise InvalidInput("calibration", str(self.calibration), "nothing is quantized; leave it out")
         if self.attention not in ATTENTION or (kind.stored == "checkpoint" and self.attention != ATTENTION[0]):
             problem = f"choose one of {', '.join(ATTENTION)}; a checkpoint (--to torch) has only the first"
             raise InvalidInput("attention", self.attention, problem)

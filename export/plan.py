@@ -36,6 +36,11 @@ class PairPlan:
     description: dict[str, object]
     calibration: Calibration | None = None
 
+    @property
+    def quantized(self) -> bool:
+        """Whether an engine is made of a float32 pair, which is exported first."""
+        return any(spec.precision in MEASURED for _, spec, _ in self.engines)
+
 
 def plan_pair(
     options: ExportOptions, progress: Callable[[str], None] = lambda stage: None, weights: bool = True

@@ -100,6 +100,23 @@ def test_python_on_a_page_imports_names_that_exist(page: Path) -> None:
                     )
 
 
+@pytest.mark.parametrize("page", ["python-api.md", "deployment.md"])
+def test_python_on_a_page_about_a_pair_runs_and_gives_what_the_page_says(
+    page: str,
+    pair_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "my-pair").symlink_to(pair_folders("torch"))
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(DOCS / page, "python"):
+        exec(compile(block, page, "exec"), {"__name__": "page"})
+    printed, shown = capfd.readouterr().out, blocks(DOCS / page, "text")
+    assert all(text in printed for text in shown[:1]), printed
+
+
 def test_what_was_not_executed_is_said_on_one_page_only() -> None:
     """The README has a summary of that page."""
     said = [page.name for page in PAGES if re.search(r"\b(not|never)\s+(been\s+)?executed", page.read_text(), re.I)]

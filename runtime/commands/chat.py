@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from runtime.llm import LLM
     from runtime.server.chat import ChatTemplate
 
+HELP = "/clear begins a new conversation, /quit or Ctrl-D ends it"
+
 
 @command
 def main() -> None:
@@ -37,7 +39,7 @@ def main() -> None:
     add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
     add_decoding(parser, but=("n", "top_logprobs", "prompt_logprobs"))
     options = parser.parse_args()
-    config = RuntimeConfig(**given_options(options, RuntimeConfig))
+    config = RuntimeConfig(**{"rows": 1, **given_options(options, RuntimeConfig)})  # one conversation
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)
     folder = find_pair(options)
@@ -56,7 +58,7 @@ def main() -> None:
         template.render([*messages, {"role": "user", "content": "Hello"}])  # a pair that cannot chat is not opened
         engine = AsyncLLM(folder, config)
     if sys.stdin.isatty():
-        print("/quit or Ctrl-D ends the conversation, /clear begins a new one", file=sys.stderr)
+        print(HELP, file=sys.stderr)
     asyncio.run(converse(engine, template, messages, DecodingParams.from_dict(given, engine.llm.pair.defaults)))
 
 
@@ -67,8 +69,9 @@ async def converse(
     colour, first = sys.stdout.isatty(), list(messages)
     async with engine:
         while (question := await asyncio.to_thread(_ask)) not in ("", "/quit"):
-            if question == "/clear":
-                messages = list(first)
+            if question in ("/clear", "/help"):
+                messages = list(first) if question == "/clear" else messages
+                print(HELP, file=sys.stderr)
                 continue
             asked = [*messages, {"role": "user", "content": question}]
             try:

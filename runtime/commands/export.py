@@ -36,7 +36,7 @@ def main() -> None:
         "--calibration",
         type=Path,
         help="text to measure a quantized pair on: JSON lines with prompt and optionally answer; for tensorrt-llm, a "
-        "calibration data set: local folder or hub id",
+        "calibration data set: local folder or hub id (default: not measured)",
     )
     parser.add_argument(
         "--to",

@@ -49,8 +49,6 @@ class TestRefusal:
             ("auxiliary", {"auxiliary": "no-such-folder"}, None),
             ("auxiliary", {"auxiliary": str(HERE)}, "a file, not a folder"),
             ("precision", {"precision": "int8", "calibration": HERE}, None),
-            ("calibration", {**ONNX, "precision": "int8"}, None),
-            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
             ("calibration", {**ONNX, "calibration": HERE}, None),
             ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
             (

@@ -32,7 +32,7 @@ def test_a_chat_outlives_a_full_context_and_a_question_that_can_never_fit(
 ) -> None:
     questions = ["SELECT name FROM singer WHERE age > 20"] * 8
     questions[5:5] = ["word " * 400]
-    typed = "\n".join([*questions, "/quit", "SELECT"]).encode()
+    typed = "\n".join(["/help", *questions, "/quit", "SELECT"]).encode()
     ran = run(
         "chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, "--system", "Be brief.", stdin=typed
     )
