@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+from runtime.commands.terminal import waiting
 from runtime.config import check_least
 
 
@@ -42,15 +43,16 @@ def main() -> None:
         if other is not None and not (other / "pair.json").is_file():
             raise InvalidInput("other", str(other), "is not a pair folder, but the first folder is")
         folders = [(engine / name, other and other / name) for name in ("target", "auxiliary")]
-    import torch
+    with waiting("comparing"):
+        import torch
 
-    from engines.quiet import quiet_transformers
-    from export.verification.check import check
+        from engines.quiet import quiet_transformers
+        from export.verification.check import check
 
-    quiet_transformers()
-    torch.set_num_threads(options.threads)
-    asked = {name: getattr(options, name) for name in ("checkpoint", "seed", "threads")}
-    checks = [check(*one, **asked, allowed=options.tolerance) for one in folders]
+        quiet_transformers()
+        torch.set_num_threads(options.threads)
+        asked = {name: getattr(options, name) for name in ("checkpoint", "seed", "threads")}
+        checks = [check(*one, **asked, allowed=options.tolerance) for one in folders]
     same = all(found.same for found in checks)
     if options.json:
         print(json.dumps({"same": same, "checks": [found.to_dict() for found in checks]}, allow_nan=False))
