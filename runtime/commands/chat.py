@@ -68,7 +68,7 @@ async def converse(
     """Read questions from standard input and print answers as they come, until there are no more questions."""
     colour, first = sys.stdout.isatty(), list(messages)
     async with engine:
-        while (question := await asyncio.to_thread(_ask)) not in ("", "/quit"):
+        while (question := _ask()) not in ("", "/quit"):
             if question in ("/clear", "/help"):
                 messages = list(first) if question == "/clear" else messages
                 print(HELP, file=sys.stderr)

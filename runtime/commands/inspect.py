@@ -16,7 +16,7 @@ def main() -> None:
     """Entry point of `mtad inspect`."""
     parser = Parser(
         prog="mtad inspect",
-        description="Describe an engine or pair folder: model, sizes, weights, operators, files, memory, "
+        description="Describe an engine or pair folder: model, sizes, operators, files, memory, "
         "versions, hashes, tuned defaults. It runs nothing.",
     )
     parser.add_argument("folder", type=Path, help="pair folder, or one of its engine folders")
@@ -61,7 +61,6 @@ def _engine(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("model", f"{found['architecture']}, {cache}"),
         ("engine", f"{found['format']}, {found['dtype']}, {found['rows']} rows x {found['capacity']} columns"),
-        ("weights", "unknown" if found["parameters"] is None else f"{found['parameters']:,} stored"),
         ("vocabulary", f"{found['vocabulary']} tokens, logits padded by {padding}; ends: {ends or 'none'}"),
         ("KV cache", f"{held}, in {found['dtype']}"),
         ("files", ", ".join(f"{name} {format_bytes(size)}" for name, size in found["files"].items())),
