@@ -101,7 +101,7 @@ def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed:
     assert "mtad generate build/my-pair" in commands.stderr, "the next command is said"
     assert "tokens per pass" in commands.stderr
     assert python.stdout.strip()
-    assert "SELECT COUNT(*) FROM singer" in commands.stdout, "what the README says it answers"
+    assert "SELECT AVG(age) FROM singer" in commands.stdout, "what the README says it answers"
     environment = {**os.environ, **outside}
     where: dict[str, Any] = {"cwd": elsewhere, "env": environment, "capture_output": True, "text": True}
     refused = subprocess.run([installed / "mtad", "serve", "build/my-pair"], **where, check=False)

@@ -59,7 +59,7 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(
     assert error["code"]
     assert param in error["message"]
     assert len(error["message"]) < 1000
-    if error["code"] == "invalid_type" and (given := body.get(param)) is not None:
+    if isinstance(given := body.get(param), str | float) and error["code"] == "invalid_type":
         assert repr(given) in error["message"], "the wrong value is echoed"
 
 
