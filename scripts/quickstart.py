@@ -35,8 +35,8 @@ def main() -> None:
     for example in examples[:SHOWN]:
         result = llm.generate(example.prompt, DecodingParams(temperature=0))[0]
         question = example.prompt.splitlines()[-2].removeprefix("Question: ")
-        right = "right" if matches(example, result.text) else "wrong"
-        figures = f"{right} rows; {result.statistics.block_efficiency:.1f} tokens per pass"
+        verdict = "right" if matches(example, result.text) else "wrong"
+        figures = f"{verdict} rows; {result.statistics.block_efficiency:.1f} tokens per pass"
         print(f"{question}\n   {result.text.strip()}   [{figures}]", flush=True)
     for number, example in enumerate(tqdm(examples, "comparing", leave=False, disable=None)):
         for method in METHODS:

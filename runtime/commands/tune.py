@@ -80,9 +80,9 @@ def _tune(options: argparse.Namespace, examples: Sequence[Example]) -> None:
     for base, example in itertools.product(bases, examples):
         largest = replace(base, draft_len=llm.config.max_draft_len, beam_width=max(GRID["beam_width"]))
         llm.requests(example.prompt, largest)  # refuses what does not fit
-    settings = sum(sum(map(len, grid_of(base.method).values())) for base in bases)
+    tried = sum(sum(map(len, grid_of(base.method).values())) for base in bases)
     print(
-        f"about {2 * settings * len(examples)} answers of up to {bases[0].max_tokens} tokens, one at a time; the bars "
+        f"about {2 * tried * len(examples)} answers of up to {bases[0].max_tokens} tokens, one at a time; the bars "
         "say how long each search takes",
         file=sys.stderr,
     )

@@ -76,8 +76,8 @@ def ours(folder: Path, rows: int, device: str) -> list[System]:
 
 def peers(pair: Pair) -> list[System]:
     """Servers of vLLM 0.20.0, in an environment of its own: alone, with the auxiliary, and with the EAGLE-3 head."""
-    run = ("uvx", "--from", "vllm==0.20.0", "vllm", "serve", pair.target, "--served-model-name", "model")
-    run += ("--max-model-len", "4096")
+    vllm = ("uvx", "--from", "vllm==0.20.0", "vllm", "serve", pair.target)
+    run = (*vllm, "--served-model-name", "model", "--max-model-len", "4096")
     drafts = {"vllm": None, "vllm, the auxiliary drafts": {"model": pair.auxiliary, "num_speculative_tokens": 5}}
     if pair.eagle:
         drafts["vllm, EAGLE-3"] = {"model": pair.eagle, "num_speculative_tokens": 3, "method": "eagle3"}
