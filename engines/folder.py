@@ -153,7 +153,10 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
     """
     kind = placement.check(spec)
     with refused_as("folder", str(folder), "the model cannot be opened; where it is damaged, export again"):
-        return kind.open(folder, spec, placement)
+        try:
+            return kind.open(folder, spec, placement)
+        except MemoryError as error:
+            raise InvalidInput("rows", spec.rows, f"{error}; give fewer, or --memory for as much as fits") from error
 
 
 @contextlib.contextmanager

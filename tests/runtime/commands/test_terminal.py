@@ -58,6 +58,8 @@ def test_rows_that_no_machine_holds_are_refused_before_they_are_allocated(
     ran = run("generate", pair_folders("onnx"), "S", "--rows", "100000000", "--provider", "cpu")
     assert_refused(ran, "generate", "this machine has")
     assert "export again" not in ran.err
+    paged = run("generate", pair_folders("onnx"), "S", "--rows", "100000000", "--provider", "openvino")
+    assert_refused(paged, "generate", "--rows = 100000000: Unable to allocate")
 
 
 def test_bytes_that_are_no_text_are_refused_as_an_argument(run: Run, tmp_path: Path) -> None:
