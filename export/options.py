@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS, QUANTIZED, STATIC
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, no_folder
 from mtad.params import DecodingParams
 
 MEASURED = (*QUANTIZED, *STATIC)
@@ -24,7 +24,7 @@ class ExportOptions:
         revision: branch, tag or commit of a target on the hub; by default, its main branch.
         auxiliary_revision: branch, tag or commit of an auxiliary on the hub.
         rows: requests at once, of both engines.
-        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 1024,
+        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 4096,
             or as many as both models have positions for.
         precision: of the target: float32, float16, bfloat16, int8 or int4 (weights alone), int8-dynamic; int8-static
             and fp8 for TensorRT. By default float32, and float16 for TensorRT (whose oldest GPUs take nothing else) and
@@ -70,8 +70,9 @@ class ExportOptions:
             raise InvalidInput("to", self.format, f"choose one of {', '.join((*FORMATS, *EXTERNAL))}")
         for name in ("target", "auxiliary") if self.auxiliary is not None else ("target",):
             source = getattr(self, name)
-            if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
-                raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
+            named = source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).is_file()
+            if not Path(source).is_dir() and not named:
+                raise InvalidInput(name, source, f"{no_folder(source)}, and not a hub id of the form owner/name")
         params = DecodingParams.from_dict(dict(self.defaults))
         if self.auxiliary is None:
             for name in ("auxiliary_revision", "auxiliary_precision"):

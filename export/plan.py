@@ -36,6 +36,11 @@ class PairPlan:
     description: dict[str, object]
     calibration: Calibration | None = None
 
+    @property
+    def quantized(self) -> bool:
+        """Whether an engine is made of a float32 pair, which is exported first."""
+        return any(spec.precision in MEASURED for _, spec, _ in self.engines)
+
 
 def plan_pair(
     options: ExportOptions, progress: Callable[[str], None] = lambda stage: None, weights: bool = True
@@ -58,7 +63,7 @@ def plan_pair(
     if options.auxiliary is not None:
         models.append(find("auxiliary", options.auxiliary, weights, options.auxiliary_revision))
     if capacity is None:
-        fewest = min([1024, *(model.positions for model in models if model.positions)])
+        fewest = min([4096, *(model.positions for model in models if model.positions)])
         capacity = max(2 * KV_PAGE, fewest // KV_PAGE * KV_PAGE)
     specs = []
     for model, own, optimizer in zip(models, options.precisions, optimizers, strict=True):

@@ -87,7 +87,8 @@ class DecodingParams:
             most likely one.
         min_p: Both models then drop tokens less likely than min_p times the most likely one, from 0 to 1; 0 drops none.
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
-        max_tokens: Maximum number of new tokens, at least 1; with prompt_logprobs, also 0, which decodes nothing.
+        max_tokens: Maximum number of new tokens, at least 1; by default, as many as fit behind the prompt. With
+            prompt_logprobs also 0, which decodes nothing.
         stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         stop_token_ids: Tokens that end the text where they first appear, as an end-of-sequence token does. They give no
@@ -140,7 +141,7 @@ class DecodingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int = 128
+    max_tokens: int | None = None
     stop: str | tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -173,7 +174,8 @@ class DecodingParams:
             _integer("draft_len", self.draft_len, 1, 128, " or auto")
         _integer("beam_width", self.beam_width, 1, 64)
         _integer("top_k", self.top_k, 0, 2**31 - 1)
-        _integer("max_tokens", self.max_tokens, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
+        most = 2**31 - 1 if self.max_tokens is None else self.max_tokens
+        _integer("max_tokens", most, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if not isinstance(self.branching, tuple) or not self.branching:
@@ -218,7 +220,7 @@ class DecodingParams:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or several")
-        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _integer("min_tokens", self.min_tokens, 0, most)
         _integer("n", self.n, 1, 1024)
         _integer("top_logprobs", self.top_logprobs, 0, 20)
         if self.prompt_logprobs is not None:

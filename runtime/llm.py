@@ -204,7 +204,7 @@ class LLM:
             client: who asks; rows are shared out fairly among clients.
             cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
             grammar: what `compiled` returned; by default, this thread waits for it.
-            fit: `max_tokens` is what fits behind the prompt, at most the pair's own default where it has one.
+            fit: where `max_tokens` do not fit behind the prompt, it is what fits.
 
         Raises:
             InvalidInput: prompt or parameters are unusable.
@@ -214,8 +214,9 @@ class LLM:
             raise InvalidInput("priority", priority, "give an integer")
         grammar = self._constrainer.check(params, grammar)
         ids = self._prompts.token_ids(prompt)
-        if fit and (left := self.loop.scheduler.room_for_tokens - len(ids)) > 0:
-            params = replace(params, max_tokens=min(left, params.max_tokens) if self.pair.limited else left)
+        left = max(1, self.loop.scheduler.room_for_tokens - len(ids))
+        if params.max_tokens is None or (fit and params.max_tokens > left):
+            params = replace(params, max_tokens=left)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
         salted = blake2b(cache_salt.encode(errors="surrogatepass"), digest_size=7).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from engines.base import Engine
 from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
-from engines.memory import Memory
+from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
 from engines.placement import Placement
 from mtad.errors import InvalidInput, refused_as
@@ -41,7 +42,7 @@ class Pair:
         vocab_size: token ids both know.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
-        limited: whether `pair.json` has a `max_tokens` of its own.
+        threads: CPU threads of each engine.
         costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
@@ -56,7 +57,7 @@ class Pair:
     eos: tuple[int, ...]
     weights: int
     defaults: DecodingParams
-    limited: bool = False
+    threads: int
     costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
 
@@ -133,9 +134,13 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)
     keep = config.prefix_columns(target.capacity)
-    if config.memory is not None and not paged:
-        fitting = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep).within(config.memory).rows
-        rows = fitting if rows is None else min(rows, fitting)
+    if not paged:
+        whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep)
+        if config.memory is not None:
+            fitting = whole.within(config.memory).rows
+            rows = fitting if rows is None else min(rows, fitting)
+        elif not placement.on_gpu:
+            _check_memory(replace(whole, rows=rows or whole.rows))
     tokenizer, *_ = [open_tokenizer(folder / name, vocabulary) for name in specs]
     if ranks > 1:
         parallel = open_parallel(folder / "target", replace(target, rows=rows or target.rows), ranks, placement)
@@ -144,9 +149,11 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     else:
         engine = open_engine(folder / "target", placement, rows)
     drafter: Engine = NoAuxiliary(engine.spec, str(engine.device))
+    apart = ""
     if "auxiliary" in specs:
         drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
-    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
+        apart = ", which drafts faster" if kinds[1].drafters and type(drafter) is not type(engine) else ""
+    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{apart}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
         target=engine,
@@ -156,7 +163,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
         defaults=_read_defaults(values["defaults"]),
-        limited="max_tokens" in values["defaults"],
+        threads=placement.threads,
         costs=_read_costs(values.get("costs", {})),
         runs_on=runs_on,
     )
@@ -168,6 +175,18 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
             if one.cache.pages:
                 one.cache.allocate_pages(pages)
     return pair
+
+
+def _check_memory(wanted: Memory) -> None:
+    """Refuse rows that this machine cannot hold, before a cache is allocated.
+
+    Raises:
+        InvalidInput: they take more than all of its memory.
+    """
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else wanted.total
+    if wanted.total > there:
+        problem = f"{wanted}, and this machine has {format_bytes(there)}; give fewer, or --memory for as many as fit"
+        raise InvalidInput("rows", wanted.rows, problem)
 
 
 def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | None) -> Engine:

@@ -144,6 +144,12 @@ class Request:
     def __post_init__(self) -> None:
         self.statistics.prompt_tokens = len(self.prompt)
 
+    @property
+    def max_tokens(self) -> int:
+        """Most new tokens; whoever made the request has said how many fit."""
+        assert self.params.max_tokens is not None
+        return self.params.max_tokens
+
     def fail(self, error: Exception) -> None:
         """End by an error."""
         self.finish_reason, self.error = "error", error

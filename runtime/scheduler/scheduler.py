@@ -91,9 +91,9 @@ class Scheduler:
                 raise InvalidInput(field, getattr(p, field), problem)
         if len(request.prompt) >= room:
             raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
-        if len(request.prompt) + p.max_tokens > room:
+        if len(request.prompt) + request.max_tokens > room:
             problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
-            raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
+            raise CapacityExceeded("max_tokens", request.max_tokens, f"{problem} {room - len(request.prompt)}")
 
     @property
     def room_for_tokens(self) -> int:
@@ -202,7 +202,7 @@ class Scheduler:
             end = max(start, min(request.committed - 1, start + left))
             left -= end - start
             pieces.append(PromptPiece(request, len(self.running), end, both))
-            if end < request.committed - 1 or not request.params.max_tokens:
+            if end < request.committed - 1 or not request.max_tokens:
                 break
             self.join()
         return Plan(pieces, left)

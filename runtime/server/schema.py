@@ -239,12 +239,12 @@ class ChatCompletionRequest(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def advertised(defaults: DecodingParams, limited: bool) -> dict[str, dict[str, Any]]:
+def advertised(defaults: DecodingParams) -> dict[str, dict[str, Any]]:
     """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default; null stands for what fits."""
     properties = ChatCompletionRequest.model_json_schema()["properties"]
     found = {}
     for name in PARAMETERS:
         schema = {key: value for key, value in properties[name].items() if key not in ("title", "default")}
-        value = getattr(defaults, name) if limited or name != "max_tokens" else None
+        value = getattr(defaults, name)
         found[name] = schema | {"default": list(value) if isinstance(value, tuple) else value}
     return found

@@ -168,7 +168,7 @@ class Service:
                 echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
             kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
             response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
-            describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+            describe_request(span, body, stream.requests, params)
         except BaseException:  # also when the client goes away
             stream.cancel()
             raise
@@ -219,7 +219,7 @@ class Service:
                 "max_beam_width": scheduler.max_beam_width,
                 "chat": self._template.available,
                 "methods": methods,
-                "parameters": advertised(llm.pair.defaults, llm.pair.limited),
+                "parameters": advertised(llm.pair.defaults),
             },
         }
 

@@ -57,7 +57,7 @@ class Writers:
         """Answer something short; on a GPU, all blocks are captured now."""
         llm, params = self._auxiliary if setting.alone else self.llm, replace(setting.params, seed=0)
         llm.record([params])
-        answer(llm, [prompt], [replace(params, max_tokens=min(8, params.max_tokens))])
+        answer(llm, [prompt], [replace(params, max_tokens=min(8, params.max_tokens or 8))])
 
     def write(self, setting: Setting, prompts: Sequence[Ids], seeds: Sequence[int], timed: bool) -> list[Answer]:
         """Answers to prompts, each with its seed, decoded at once; `timed` for a single one, to say what it took."""

@@ -296,7 +296,7 @@ def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) ->
     scheduler = llm.loop.scheduler
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     params = replace(BASE, method=method, draft_len=8, beam_width=8, max_tokens=12, accept_threshold=0.0)
-    full = [3 + i % 250 for i in range(room - params.max_tokens)]
+    full = [3 + i % 250 for i in range(room - 12)]
     alone = llm.generate(full, params)[0]
     assert len(alone.token_ids) == 12
     prompts: list[Prompt] = [full, PROMPTS[0], full]
