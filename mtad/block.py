@@ -118,9 +118,7 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
         kept = max(kept, min(rows[r].top_k, vocab))
     ids, log_p = np.empty((places, kept), np.int32), np.empty((places, kept), np.float32)
     counts, numbers = np.empty(places, np.int64), np.zeros(max(places, 1), np.float32)
-    bonus = Bonus(
-        np.empty(kept, np.int32), np.empty(kept, np.float32), np.zeros(1, np.int64), np.zeros(places), np.zeros(1)
-    )
+    bonus = Bonus(np.empty(kept, np.int32), np.empty(kept, np.float32), np.zeros(1, np.int64), np.zeros(places))
     for r in range(first, last):
         row, count = rows[r], scored.counts[r]
         counts[:], decisions.lengths[r] = -1, 0
@@ -145,7 +143,7 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
             if own.drafted[node] and not filter_after(own.p, own.parents[node], row):
                 decisions.finite[r] = False
         if decisions.finite[r]:
-            bonus.count[0], bonus.nats[0], bonus.spent[:] = 0, math.inf, 0.0
+            bonus.count[0], bonus.spent[:] = 0, 0.0
             node = judge(row, own, bonus)
             decisions.finite[r] = filter_after(own.p, node, row)
             token = draw_bonus(row, own.p, node, bonus, bonus_noise[r])
@@ -159,8 +157,6 @@ def draw_bonus(row, p, node, bonus, uniform):
         ids, log_p = after(p, node)
         weights = np.empty(len(ids), np.float32)
         exp_into(log_p, 0.0, 1.0, weights)
-        if bonus.nats[0] < math.inf:
-            weights[log_p < log_p.max() - bonus.nats[0] - 1e-6] = 0.0
         bonus.count[0] = len(ids)
         bonus.ids[: len(ids)], bonus.weights[: len(ids)] = ids, weights
     return bonus.ids[pick(bonus.weights[: bonus.count[0]], uniform, row.greedy)]

@@ -16,7 +16,7 @@ RULES = tuple(sorted({method.rule for method in METHODS.values()}))
 
 CHAIN, BEAMS, BRANCHES = range(len(FORMS))
 
-RATIOS = ("joint.joint", "joint.joint_sample", "chain.threshold")
+RATIOS = ("joint.joint", "joint.joint_sample")
 """Rules that bound a likelihood ratio; their threshold is kept as its logarithm."""
 
 ROW = np.dtype(

@@ -1,4 +1,4 @@
-"""Lossless rules for a branching draft, from its root or from its leaves.
+"""The lossless rule for a branching draft, from its leaves to its root.
 
 The children of a node were drawn one after the other from q. Where one is rejected, p becomes what it leaves, and q
 loses it where children are drawn without replacement. What is left of q is kept as it is, not renormalised, and added
@@ -33,28 +33,6 @@ class Left(NamedTuple):
 
 
 @compiled
-def recursive_rejection(row, scored, bonus):
-    """Multi-round speculative sampling (SpecInfer, arXiv 2305.09781, algorithm 2).
-
-    The first child is accepted with probability min(1, p/q); if it is rejected p becomes the residual max(p - q, 0),
-    and the next child is tried. The bonus token comes from what is left of p behind the last accepted node.
-    """
-    node = -1
-    while True:
-        left, chosen = left_after(scored, node), -1
-        for child in range(node + 1, len(scored.tokens)):
-            if scored.parents[child] == node and scored.drafted[child]:
-                p, q = chances(left, scored.tokens[child])
-                if scored.accept[child] * q < p:
-                    chosen = child
-                    break
-                reject(left, scored.tokens[child], 1.0, row.replacement)
-        if chosen < 0:
-            return give(left, node, bonus)
-        node = chosen
-
-
-@compiled
 def traversal(row, scored, bonus):
     """Traversal verification (arXiv 2505.12398): from the leaves to the root.
 
@@ -71,7 +49,8 @@ def traversal(row, scored, bonus):
     while True:
         node, child = path[depth], next_child(scored, path[depth], tried[depth])
         if child >= 0 and weights[depth] > 0.0:
-            p, q = chances(lefts[depth], scored.tokens[child])
+            left, token = lefts[depth], scored.tokens[child]
+            p, q = share_of(left.p_ids, left.p, token), share_of(left.q_ids, left.q, token)
             tried[depth] = child
             depth += 1
             path[depth], tried[depth] = child, child
@@ -110,12 +89,6 @@ def left_after(scored, node):
     for at in range(len(q)):
         q[at] = math.exp(log_q[at] - most)
     return Left(p_ids, p, q_ids, q)
-
-
-@compiled
-def chances(left, token):
-    """The probabilities of a token under what is left of p and of q."""
-    return share_of(left.p_ids, left.p, token), share_of(left.q_ids, left.q, token)
 
 
 @compiled

@@ -56,14 +56,12 @@ class Bonus(NamedTuple):
         weights: float32 [K], of any scale.
         count: int64 [1], how many of them count; 0 for the target's distribution itself.
         spent: float64 [1 + M], how far the rule moved p after the root and the nodes, in total variation.
-        nats: float64 [1], how far below the most likely token the bonus token may lie; inf at first.
     """
 
     ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
     count: Ints  # type: ignore[assignment]
     spent: npt.NDArray[np.float64]
-    nats: npt.NDArray[np.float64]
 
 
 @compiled

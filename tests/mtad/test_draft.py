@@ -127,7 +127,7 @@ def test_a_path_below_the_confidence_stops_and_gives_its_weight_up(confidence: f
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("branching", [(2,), (3,), (4,), (2, 1), (1, 2), (2, 2)])
 def test_branches_have_children_of_their_own(branching: Tokens, replacement: bool) -> None:
-    params = DecodingParams(method="specinfer", branching=branching, replacement=replacement)
+    params = DecodingParams(method="traversal", branching=branching, replacement=replacement)
     request = request_of(params, (1,))
 
     def written(above: tuple[Tokens | None, ...], widths: Tokens) -> Iterator[tuple[float, Levels]]:
@@ -197,7 +197,7 @@ def test_bild_drafts_until_the_auxiliary_is_unsure(confidence: float, drafted: i
     assert tree.drafted.sum() == drafted
 
 
-@pytest.mark.parametrize("method", ["speculative", "mmtad", "specinfer"])
+@pytest.mark.parametrize("method", ["speculative", "mmtad", "traversal"])
 def test_logits_that_are_no_distribution_are_told_and_leave_a_tree(method: str) -> None:
     """A walk from any node to the root then ends."""
     params = DecodingParams(method=method, draft_len=2, beam_width=2, branching=(2, 2))
