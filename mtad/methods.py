@@ -55,7 +55,6 @@ class Method:
             "draft_len": self.form is not None,
             "beam_width": self.form == "beams",
             "branching": self.form == "branches",
-            "replacement": self.form == "branches",
             "relaxed_topk": self.rule == "chain.relaxed",
             "fly_window_size": self.rule == "chain.fly",
             "divergence": self.bounded,

@@ -44,7 +44,6 @@ class DecodingParams:
         beam_width: Number of beams in the draft (B), at least 1.
         branching: Number of children per node of the tree of traversal and budget_tree, level by level; only the first
             draft_len levels are used. The default tree has about as many nodes as the other methods' beams.
-        replacement: Draw a node's children with replacement, so that two may be equal. By default they differ.
         accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For mtad,
             mmtad and mmtad_sample it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts
             whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under the
@@ -105,7 +104,6 @@ class DecodingParams:
     draft_len: int | Literal["auto"] = "auto"
     beam_width: int = 4
     branching: tuple[int, ...] = (2, 2, 1, 1)
-    replacement: bool = False
     accept_threshold: float | None = None
     divergence: float = 0.1
     plausible: float = 0.2
@@ -170,7 +168,7 @@ class DecodingParams:
         _real("plausible", self.plausible, 0.0, 1.0, "from 0 to 1")
         _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
         _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
-        for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
         if isinstance(self.stop, list):  # as every client sends it

@@ -1,7 +1,7 @@
 """The lossless rule for a branching draft, from its leaves to its root.
 
 The children of a node were drawn one after the other from q. Where one is rejected, p becomes what it leaves, and q
-loses it where children are drawn without replacement. What is left of q is kept as it is, not renormalised, and added
+loses it: children are drawn without replacement. What is left of q is kept as it is, not renormalised, and added
 up anew: an auxiliary may be so sure of a token that 1 - q is nothing but rounding.
 """
 
@@ -62,7 +62,7 @@ def traversal(row, scored, bonus):
             lefts.pop()
             depth -= 1
             w = weights[depth]
-            mass = reject(lefts[depth], scored.tokens[node], w, row.replacement)
+            mass = reject(lefts[depth], scored.tokens[node], w)
             weights[depth] = 1.0 if path[depth] < 0 else mass / (mass + 1.0 - w) if mass > 0.0 else 0.0
 
 
@@ -99,7 +99,7 @@ def share_of(ids, weights, token):
 
 
 @compiled
-def reject(left, token, weight, replacement):
+def reject(left, token, weight):
     """Leave max(weight p - q, 0) of p, renormalised, and what q has without the token; returns the former's mass.
 
     Of a mass of 0, which is nothing but rounding, p stays as it is.
@@ -114,8 +114,7 @@ def reject(left, token, weight, replacement):
         mass += rest[at]
     if mass > 0.0:
         left.p[:] = rest / mass
-    if not replacement:
-        left.q[np.searchsorted(left.q_ids, token)] = 0.0
+    left.q[np.searchsorted(left.q_ids, token)] = 0.0
     return mass
 
 

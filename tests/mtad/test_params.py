@@ -34,7 +34,6 @@ INVALID: dict[str, list[Any]] = {
     "include_stop_str_in_output": [1, "yes", None],
     "stop_token_ids": [3, "2", None],
     "skip_special_tokens": [1, "yes", None],
-    "replacement": [1, "yes", None],
     "ignore_eos": [1, "yes", None],
     "min_tokens": [-1, 129, 1.0, True, None],
     "n": [0, 1025, 1.5, True, None],
@@ -184,7 +183,7 @@ def test_a_row_records_what_its_request_asks() -> None:
         DecodingParams(method="mmtad", temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, draft_confidence=0.25),
         DecodingParams(method="sample", temperature=0.0, top_k=0, ignore_eos=True),
         DecodingParams(method="bild", temperature=0.0, top_k=10, draft_len=9),
-        DecodingParams(method="traversal", branching=(3, 2), replacement=True),
+        DecodingParams(method="traversal", branching=(3, 2)),
         DecodingParams(method="fly", fly_window_size=6),
         DecodingParams(method="relaxed", relaxed_topk=4, accept_threshold=0.0),
         DecodingParams(method="mtad", accept_threshold=0.0),
@@ -199,7 +198,7 @@ def test_a_row_records_what_its_request_asks() -> None:
     assert (fly.rule_count, relaxed.rule_count) == (6, 4)
     assert (mmtad.log_confidence, mmtad.log_fallback) == (pytest.approx(math.log(0.25)), -math.inf)
     assert (bild.log_confidence, bild.log_fallback) == (-math.inf, pytest.approx(math.log(0.3)))
-    assert (traversal.draft_len, traversal.width, traversal.replacement, traversal.tree) == (2, 6, True, True)
+    assert (traversal.draft_len, traversal.width, traversal.tree) == (2, 6, True)
     assert (fly.width, fly.reads_draft, mmtad.reads_draft, fly.tree) == (1, True, False, False)
     assert (mmtad.stops_at_eos, sample.stops_at_eos) == (True, False)
 

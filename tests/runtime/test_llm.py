@@ -64,7 +64,7 @@ def mixed() -> list[DecodingParams]:
         replace(BASE, method="ensemble", seed=13),
         replace(BASE, method="bild", seed=14),
         replace(BASE, method="mmtad_sample", seed=15, beam_width=6, draft_len=3),
-        replace(BASE, method="traversal", seed=16, replacement=True),
+        replace(BASE, method="traversal", seed=16),
     ]
 
 

@@ -107,9 +107,9 @@ def children(draft: Draft, at: Path) -> list[Path]:
     return [path for path in itertools.chain(*draft[: len(at.tokens) + 1]) if path.parent == at.node]
 
 
-def left_of(request: Request, q: Distribution, token: int) -> Distribution:
-    """What a child leaves of q: the others' shares, where it was drawn without replacement."""
-    rest = q if request.params.replacement else {one: value for one, value in q.items() if one != token}
+def left_of(q: Distribution, token: int) -> Distribution:
+    """What a child leaves of q, the others' shares: it was drawn without replacement."""
+    rest = {one: value for one, value in q.items() if one != token}
     return {one: value / sum(rest.values()) for one, value in rest.items()}
 
 
@@ -131,7 +131,7 @@ def traversal(request: Request, draft: Draft) -> Iterator[Outcome]:
                     yield left * chance, kept, bonus
             left *= nothing
             mass = sum(max(weight * value - q.get(one, 0.0), 0.0) for one, value in p.items())
-            p, q = residual(p, q, weight), left_of(request, q, token)
+            p, q = residual(p, q, weight), left_of(q, token)
             weight = 1.0 if not at.tokens else mass / (mass + 1 - weight) if mass else 0.0
         yield left * weight, at.tokens, p
         yield left * (1 - weight), None, p

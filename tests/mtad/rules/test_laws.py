@@ -84,7 +84,6 @@ def params_of(method: str, seed: int) -> DecodingParams:
         draft_len=pick(1, 2, 3, 4),
         beam_width=pick(1, 2, 3, 4),
         branching=pick((2, 2), (3, 1), (2, 1, 2), (1, 3), (4,)),
-        replacement=pick(False, True),
         accept_threshold=pick(*known) if known else None,
         divergence=pick(0.0, 0.1, 0.5, 1.0),
         plausible=pick(0.0, 0.3, 0.6, 1.0),
