@@ -96,7 +96,7 @@ def select_nodes(rows, levels, trees, is_end, scored):
             scored.depths[r, at] = level + 1 if row.tree else at + 1
             scored.parents[r, at] = tree.parents[node] if row.tree else at - 1
             token = tree.tokens[node] if node >= 0 else 0
-            scored.tokens[r, at], scored.log_q[r, at] = token, tree.log_q[node] if node >= 0 else NEVER
+            scored.tokens[r, at] = token
             scored.drafted[r, at] = node >= 0 and tree.drafted[node]
             scored.ends[r, at] = node >= 0 and row.stops_at_eos and is_end[token]
 
@@ -130,7 +130,6 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
             scored.tokens[r, :count],
             scored.parents[r, :count],
             scored.depths[r, :count],
-            scored.log_q[r, :count],
             scored.drafted[r, :count],
             scored.ends[r, :count],
             scored.bounds[r],

@@ -24,7 +24,6 @@ class Scored(NamedTuple):
         tokens: int64 [M].
         parents: int64 [M], -1 for the root.
         depths: int64 [M], from 1.
-        log_q: float64 [M], joint log-likelihood of the path under the draft.
         drafted: bool [M]; only these can be kept.
         ends: bool [M], the node's token ends the text.
         bounds: float64 [D + 1], joint log-likelihood under the draft of its best path up to each depth; where that path
@@ -38,7 +37,6 @@ class Scored(NamedTuple):
     tokens: Ints
     parents: Ints
     depths: Ints
-    log_q: npt.NDArray[np.float64]
     drafted: Bools
     ends: Bools
     bounds: npt.NDArray[np.float64]

@@ -27,9 +27,6 @@ def _checked(text: str) -> str:
     return text
 
 
-Arguments = Annotated[str, AfterValidator(_checked)]
-
-
 class Function(StrictModel):
     """A function as its caller describes it."""
 
@@ -75,7 +72,7 @@ class NamedTool(FunctionTyped):
 class FunctionCall(FunctionName):
     """A call that the model made before."""
 
-    arguments: Arguments
+    arguments: Annotated[str, AfterValidator(_checked)]
 
 
 class ToolCall(FunctionTyped):
