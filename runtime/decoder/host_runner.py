@@ -168,7 +168,7 @@ def compile_rules() -> Functions:
 
 
 def _call_all() -> Functions:
-    vocab, given = 4, [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
+    vocab, given = 4, [DecodingParams(method="traversal", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
     arrays = BatchArrays(given, vocab)
     rows, trees, q, scored, decisions = arrays.rows, arrays.trees, arrays.q, arrays.scored[-1], arrays.decisions
     tokens, positions = np.zeros((2, 2, 5), np.int64)
