@@ -46,7 +46,7 @@ def run(options: Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, temperature in itertools.product(KINDS, TEMPERATURES):
         prompts, end = prompts_of(llm, kind), time.perf_counter() + seconds
-        own = {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": kind != "sql"}
+        own: dict[str, Any] = {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": kind != "sql"}
         counts = {name: {"tokens": 0, "passes": 0, "drafted": 0, "accepted": 0} for name in SETTINGS}
         rates: dict[str, list[float]] = {name: [] for name in SETTINGS}
         for number, turn in enumerate(itertools.cycle(range(len(prompts) // options.rows))):
