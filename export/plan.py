@@ -19,7 +19,7 @@ from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
-from export.quantization.report import Calibration, read_calibration
+from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
 from mtad.errors import InvalidInput
 
 
@@ -35,6 +35,11 @@ class PairPlan:
     engines: tuple[tuple[Checkpoint, EngineSpec, PreTrainedTokenizerBase], ...]
     description: dict[str, object]
     calibration: Calibration | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether an engine is made of a float32 pair, which is exported first."""
+        return any(spec.precision in MEASURED for _, spec, _ in self.engines)
 
 
 def plan_pair(
@@ -58,7 +63,7 @@ def plan_pair(
     if options.auxiliary is not None:
         models.append(find("auxiliary", options.auxiliary, weights, options.auxiliary_revision))
     if capacity is None:
-        fewest = min([1024, *(model.positions for model in models if model.positions)])
+        fewest = min([4096, *(model.positions for model in models if model.positions)])
         capacity = max(2 * KV_PAGE, fewest // KV_PAGE * KV_PAGE)
     specs = []
     for model, own, optimizer in zip(models, options.precisions, optimizers, strict=True):
@@ -71,7 +76,7 @@ def plan_pair(
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
     size = common_vocabulary(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
-    text = None if options.calibration is None else read_calibration(options.calibration, tokenizers[0])
+    text = read_calibration(options.calibration or NEUTRAL_TEXT, tokenizers[0]) if options.measured else None
     specs = [
         replace(s, build_hash=build_hash(s, t, text.sha256 if text and s.precision in MEASURED else ""))
         for s, t in zip(specs, tokenizers, strict=True)

@@ -115,7 +115,7 @@ class DecodingLoop:
                 request.fail(error)
                 continue
             self.output.record_prefill(request, began)
-            if not request.params.max_tokens and request.target_cached == request.committed - 1:
+            if not request.max_tokens and request.target_cached == request.committed - 1:
                 request.finish_reason = "length"
         self._end()
 
@@ -186,7 +186,7 @@ class DecodingLoop:
 
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
-        drafted = request.params.uses_model and request.params.max_tokens > 0
+        drafted = request.part_params.uses_model and request.max_tokens > 0
         return drafted and (not request.params.follows_load or self.planner.drafts)
 
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:

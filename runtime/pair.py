@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from engines.base import Engine
 from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
-from engines.memory import Memory
+from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
 from engines.placement import Placement
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
@@ -41,7 +42,7 @@ class Pair:
         vocab_size: token ids both know.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
-        limited: whether `pair.json` has a `max_tokens` of its own.
+        threads: CPU threads of each engine.
         costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
@@ -56,7 +57,7 @@ class Pair:
     eos: tuple[int, ...]
     weights: int
     defaults: DecodingParams
-    limited: bool = False
+    threads: int
     costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
 
@@ -95,7 +96,7 @@ class Pair:
         own = self.defaults
         bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
         sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
-        return f"default: {own.method} ({'lossless' if own.spec.lossless else bound}), {sampling}"
+        return f"default: {own.method} ({'lossless' if own.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:
@@ -133,9 +134,13 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)
     keep = config.prefix_columns(target.capacity)
-    if config.memory is not None and not paged:
-        fitting = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep).within(config.memory).rows
-        rows = fitting if rows is None else min(rows, fitting)
+    if not paged:
+        whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep)
+        if config.memory is not None:
+            fitting = whole.within(config.memory).rows
+            rows = fitting if rows is None else min(rows, fitting)
+        elif not placement.on_gpu:
+            _check_memory(replace(whole, rows=rows or whole.rows))
     tokenizer, *_ = [open_tokenizer(folder / name, vocabulary) for name in specs]
     if ranks > 1:
         parallel = open_parallel(folder / "target", replace(target, rows=rows or target.rows), ranks, placement)
@@ -144,9 +149,11 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     else:
         engine = open_engine(folder / "target", placement, rows)
     drafter: Engine = NoAuxiliary(engine.spec, str(engine.device))
+    apart = ""
     if "auxiliary" in specs:
         drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
-    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
+        apart = ", which drafts faster" if kinds[1].drafters and type(drafter) is not type(engine) else ""
+    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{apart}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
         target=engine,
@@ -156,7 +163,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
         defaults=_read_defaults(values["defaults"]),
-        limited="max_tokens" in values["defaults"],
+        threads=placement.threads,
         costs=_read_costs(values.get("costs", {})),
         runs_on=runs_on,
     )
@@ -168,6 +175,18 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
             if one.cache.pages:
                 one.cache.allocate_pages(pages)
     return pair
+
+
+def _check_memory(wanted: Memory) -> None:
+    """Refuse rows that this machine cannot hold, before a cache is allocated.
+
+    Raises:
+        InvalidInput: they take more than all of its memory.
+    """
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else wanted.total
+    if wanted.total > there:
+        problem = f"{wanted}, and this machine has {format_bytes(there)}; give fewer, or --memory for as many as fit"
+        raise InvalidInput("rows", wanted.rows, problem)
 
 
 def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | None) -> Engine:
@@ -195,18 +214,18 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidInput: it is missing or damaged.
     """
-    values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
+    values = read_json(folder, "pair.json")
+    for name, kind in (("vocab_size", int), ("vocabulary_hash", str), ("defaults", dict)):
+        if type(values.get(name)) is not kind or (name == "vocab_size" and values[name] < 1):
+            raise InvalidInput(f"pair.json {name}", values.get(name), "missing or damaged; export again")
     if values.setdefault("engines", list(ROLES)) not in (["target"], list(ROLES)):
         raise InvalidInput("pair.json engines", values["engines"], "give target, or target and auxiliary")
-    try:
-        return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
+    return values
 
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    if (method := values.get("method")) in REMOVED:
+    if (method := str(values.get("method"))) in REMOVED:
         default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
         values = {name: value for name, value in values.items() if name not in own}
@@ -273,12 +292,11 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
     Raises:
         InvalidInput: damaged, or another vocabulary.
     """
-    try:
+    with refused_as("folder", str(folder), "its tokenizer cannot be loaded"):  # there are many for damaged files
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-    except Exception as error:  # transformers and tokenizers have many for damaged files
-        raise InvalidInput("folder", str(folder), f"its tokenizer cannot be loaded: {error}") from error
+        tokenizer.backend_tokenizer.encode("a")  # by a damaged normalizer too
     if vocabulary is not None and vocabulary_hash(tokenizer.get_vocab()) != vocabulary:
         raise InvalidInput("folder", str(folder), "its vocabulary is not the one that was checked; export again")
     return tokenizer

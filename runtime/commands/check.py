@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+from runtime.commands.terminal import waiting
 from runtime.config import check_least
 
 
@@ -44,15 +45,16 @@ def main() -> None:
         from runtime.pair import read_description
 
         folders = [(engine / name, other and other / name) for name in read_description(engine)["engines"]]
-    import torch
+    with waiting("comparing"):
+        import torch
 
-    from engines.quiet import quiet_transformers
-    from export.verification.check import check
+        from engines.quiet import quiet_transformers
+        from export.verification.check import check
 
-    quiet_transformers()
-    torch.set_num_threads(options.threads)
-    asked = {name: getattr(options, name) for name in ("checkpoint", "seed", "threads")}
-    checks = [check(*one, **asked, allowed=options.tolerance) for one in folders]
+        quiet_transformers()
+        torch.set_num_threads(options.threads)
+        asked = {name: getattr(options, name) for name in ("checkpoint", "seed", "threads")}
+        checks = [check(*one, **asked, allowed=options.tolerance) for one in folders]
     same = all(found.same for found in checks)
     if options.json:
         print(json.dumps({"same": same, "checks": [found.to_dict() for found in checks]}, allow_nan=False))

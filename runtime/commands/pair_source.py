@@ -12,8 +12,9 @@ from typing import Any
 
 from engines.kinds import EXTERNAL
 from export.options import ExportOptions
-from mtad.errors import CapacityExceeded, InvalidInput
+from mtad.errors import CapacityExceeded, InvalidInput, no_folder
 from runtime.commands.entry import add_options, given_options
+from runtime.commands.terminal import waiting
 from runtime.config import RuntimeConfig
 
 EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revision")
@@ -61,7 +62,7 @@ def check_pair(folder: Path) -> None:
         InvalidInput: it does not exist, is a single engine, or a pair for TensorRT-LLM.
     """
     if not folder.is_dir():
-        raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
+        raise InvalidInput("pair", str(folder), f"{no_folder(folder)}; mtad export writes one")
     if (folder / "pair.json").is_file():
         if _target(folder).get("format") in EXTERNAL:
             problem = "engines of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
@@ -75,7 +76,7 @@ def check_pair(folder: Path) -> None:
     raise InvalidInput("pair", str(folder), problem)
 
 
-def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
+def check_room(folder: Path, config: RuntimeConfig, max_tokens: int | None) -> None:
     """Refuse, without torch, more new tokens than a row of a pair has room for.
 
     Raises:
@@ -83,7 +84,7 @@ def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
     """
     target = _target(folder)
     capacity = target.get("capacity")
-    if isinstance(capacity, int) and max_tokens >= capacity - config.nodes:
+    if isinstance(capacity, int) and (max_tokens or 0) >= capacity - config.nodes:
         problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
         raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
 
@@ -92,18 +93,19 @@ def _target(folder: Path) -> dict[str, Any]:
     """What a pair says of its target; nothing where that cannot be read: opening the pair says what is wrong."""
     try:
         values = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 
 
 def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path:
     """The cached pair of checkpoints; exported again where they, the options or the exporter have changed."""
-    from engines.folder import cache_folder
-    from engines.quiet import quiet_transformers
-    from export.pair import export_pair
+    with waiting("loading PyTorch and transformers"):
+        from engines.folder import cache_folder
+        from engines.quiet import quiet_transformers
+        from export.pair import export_pair
 
-    quiet_transformers()
+        quiet_transformers()
     named = [source for source in (target, auxiliary) if source is not None]
     sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in named]
     digest = hashlib.sha256(json.dumps([sources, given], sort_keys=True).encode()).hexdigest()[:12]
@@ -117,6 +119,6 @@ def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path
 
 
 def print_stage(stage: str) -> None:
-    """Print to standard error what an export does next; not that it checks, so that a refusal is one line."""
-    if stage != "checking":
+    """Print to standard error what an export does next; that it checks on a terminal only, so a refusal is one line."""
+    if stage != "checking" or sys.stderr.isatty():
         print(f"export: {stage}", file=sys.stderr, flush=True)

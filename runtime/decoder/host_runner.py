@@ -27,6 +27,7 @@ from mtad.random import fill_noise
 from runtime.constraints.adjust import Constraints
 from runtime.decoder.batch_arrays import BatchArrays
 from runtime.decoder.block import Block, BlockInput
+from runtime.decoder.draft_details import TokenDetails, details_of
 from runtime.decoder.engine_role import EngineRole
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class HostRunner:
             self.target.keep(arrays.columns[0], arrays.columns[2])
         if moves[1]:  # the last level of the draft was never run, and is run by the next
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
-        return _outcome(given, scored, decisions, logits, (began, drafted, scored_at))
+        return _outcome(given, arrays.trees, scored, decisions, logits, (began, drafted, scored_at))
 
     def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[int]]) -> int:
         """Let what was looked up be the drafts of its rows; returns the length of the longest one."""
@@ -199,7 +200,12 @@ def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -
 
 
 def _outcome(
-    given: BlockInput, scored: ScoredTrees, decisions: Decisions, logits: Floats, times: tuple[float, float, float]
+    given: BlockInput,
+    trees: Trees,
+    scored: ScoredTrees,
+    decisions: Decisions,
+    logits: Floats,
+    times: tuple[float, float, float],
 ) -> Block:
     lengths = decisions.lengths.tolist()
     tokens = [own[: count + 1] for own, count in zip(decisions.tokens.tolist(), lengths, strict=True)]
@@ -209,6 +215,10 @@ def _outcome(
         at = [0, *(decisions.paths[row, : lengths[row]] + 1).tolist()]
         return logits[row, at]
 
+    details: list[list[TokenDetails]] = [[] for _ in tokens]
+    for row, params in enumerate(given.params):
+        if params.draft_details and decisions.finite[row]:
+            details[row] = details_of(row, trees, scored, decisions.paths[row, : lengths[row]].tolist(), logits[row])
     return Block(
         given,
         tokens,
@@ -217,5 +227,6 @@ def _outcome(
         decisions.spent.tolist(),
         decisions.finite.tolist(),
         logits_of,
+        details,
         *times,
     )

@@ -31,6 +31,7 @@ class Counts:
         reused_tokens: of them, those whose keys and values the target took from an earlier prompt.
         preemptions: times that it gave up its row because pages ran out, and computed its caches anew later.
         target_passes: forward passes of the target that scored a request (prefill not counted).
+        thinking_passes, thinking_tokens: of these, the passes that began inside a thought, and the tokens they gave.
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
         accepted: drafted tokens that are part of the result.
         divergence_spent: how far `budget` moved the laws of its tokens from the target's, in total variation, added up;
@@ -44,6 +45,8 @@ class Counts:
     preemptions: int = 0
     tokens: int = 0
     target_passes: int = 0
+    thinking_passes: int = 0
+    thinking_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     divergence_spent: float = 0.0

@@ -62,13 +62,13 @@ class Lookups:
         """What the next block drafts for each request without asking the auxiliary; [] for nothing."""
         drafts, timed = list[list[int]](), dict[int, Text]()
         for row, request in enumerate(requests):
-            params, draft = request.params, list[int]()
+            params, draft = request.part_params, list[int]()
             if params.looks_up:
-                room = len(request.prompt) + params.max_tokens
+                room = len(request.prompt) + request.params.max_tokens
                 text = request.looked_up = request.looked_up or Text(np.zeros(room, np.int64))
                 text.look_up(request, self._lengths[-1] if params.draft_len == "auto" else params.draft_len)
                 draft = text.found[: self._longest]
-                if params.draft_len == "auto" and draft and params.timed:
+                if params.draft_len == "auto" and draft and request.params.timed:
                     text.acceptance.usual, timed[row] = self._usual, text
                 elif params.draft_len == "auto":
                     draft = draft[: self._best([text], 1, self._costs)]

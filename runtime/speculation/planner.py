@@ -35,10 +35,10 @@ def with_length(params: DecodingParams, length: int) -> DecodingParams:
 
 def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingParams]:
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
-    if not params.automatic:
-        return [params]
-    lengths = draft_lengths(min(longest, LONGEST))
-    return [with_length(params, length) for length in lengths if length or params.follows_load]
+    found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
+    for part in [params] if params.thinking is params else [params, params.thinking]:
+        found += [with_length(part, n) for n in lengths if n or params.follows_load] if part.automatic else [part]
+    return found
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Planner:
         self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
         self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
         self._stored_seconds, self._stored_tokens = 0.0, 1.0
-        self._variants: dict[tuple[int, int, bool], DecodingParams] = {}
+        self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
         self._planned: list[DecodingParams] = []
 
     @property
@@ -113,19 +113,20 @@ class Planner:
         followers = [request for request in requests if request.params.follows_load]
         self.adapts = bool(followers)
         for request in requests:
-            if request.params.automatic and not request.blocks:
-                request.acceptance.usual = self._typical[request.params.method] if request.params.follows_load else None
-            if request.params.automatic and not request.params.follows_load and request.blocks % INTERVAL == 0:
+            params, new = request.part_params, not request.acceptance.tried  # of this part, nothing was seen
+            if params.automatic and new:
+                request.acceptance.usual = self._typical[params.method] if request.params.follows_load else None
+            if params.automatic and not request.params.follows_load and (new or request.blocks % INTERVAL == 0):
                 request.draft_len = self._own_length(request)
         if followers and self._blocks_left <= 0:
             self._choose(requests)
         for request in followers:
             request.draft_len = self.length
         both = zip(requests, found or [False] * len(requests), strict=True)
-        keys = [(one.id, one.draft_len, own or not one.params.uses_model) for one, own in both]
+        keys = [(one.id, one.draft_len, one.thinking, own or not one.part_params.uses_model) for one, own in both]
         if keys != list(self._variants):
             known, each = self._variants, zip(keys, requests, strict=True)
-            self._variants = {key: known.get(key) or self._variant(request, key[2]) for key, request in each}
+            self._variants = {key: known.get(key) or self._variant(request, key[3]) for key, request in each}
             self._planned = list(self._variants.values())
         return self._planned
 
@@ -171,7 +172,7 @@ class Planner:
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
     def _variant(self, request: Request, looked_up: bool) -> DecodingParams:
-        params = request.params
+        params = request.part_params
         if params.looks_up and looked_up:
             length = LONGEST if params.draft_len == "auto" else params.draft_len
             return replace(params, draft="lookup", draft_len=min(length, self._longest))
@@ -180,12 +181,14 @@ class Planner:
     @staticmethod
     def _length(request: Request, followed: int) -> int:
         """Length of a request's draft where those that follow the load have `followed` tokens."""
-        p = request.params
-        return followed if p.follows_load else request.draft_len if p.automatic else p.drafted if p.uses_model else 0
+        p = request.part_params
+        if request.params.follows_load:
+            return followed
+        return request.draft_len if p.automatic else p.drafted if p.uses_model else 0
 
     def _own_length(self, request: Request) -> int:
         tokens = request.acceptance.tokens(self._lengths[-1])
-        return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.params, n))
+        return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.part_params, n))
 
     def _choose(self, requests: Sequence[Request]) -> None:
         lengths = self._lengths

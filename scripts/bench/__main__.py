@@ -1,13 +1,13 @@
-"""Measure the runtime on the demo pair; `mtad bench` is the same command.
+"""Measure the runtime on the demo pair.
 
-    mtad bench peers        tokens per second, by requests in flight, of our methods and of other libraries
-    mtad bench steps        what a step of each engine costs, by rows, tokens and size of the model
-    mtad bench overhead     what of a block is spent outside the two engines
-    mtad bench drafts       drafts of the auxiliary, looked-up drafts and both, by kind of text
-    mtad bench server       the HTTP server under load, driven by guidellm
+    python -m scripts.bench peers        tokens per second, by requests in flight, of our methods and of other libraries
+    python -m scripts.bench steps        what a step of each engine costs, by rows, tokens and size of the model
+    python -m scripts.bench overhead     what of a block is spent outside the two engines
+    python -m scripts.bench drafts       drafts of the auxiliary, looked-up drafts and both, by kind of text
+    python -m scripts.bench server       the HTTP server under load, driven by guidellm
 
-Each has options of its own (`mtad bench peers --help`), prints its tables, and writes them to docs/results: NAME.json,
-and where there is a plot, NAME.png. With --quick it takes a minute or less, to see that it works, and writes to
+Each has options of its own (`peers --help`), prints its tables, and writes them to docs/results: NAME.json, and where
+there is a plot, NAME.png. With --quick it takes a minute or less, to see that it works, and writes to
 build/results.
 """
 
@@ -36,7 +36,7 @@ def tables(figures: Mapping[str, Any]) -> Any:
 
 
 def parser(name: str) -> Parser:
-    own = Parser(prog=f"mtad bench {name}")
+    own = Parser(prog=f"scripts.bench {name}")
     add = own.add_argument
     if name in ("peers", "steps"):
         add("--sizes", nargs="+", choices=SIZES, default=list(SIZES[:3]), help="of the pair (default %(default)s)")
@@ -73,7 +73,7 @@ def parser(name: str) -> Parser:
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in MODULES:
-        own = Parser(prog="mtad bench", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+        own = Parser(prog="scripts.bench", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
         own.add_argument("command", choices=tuple(MODULES))
         own.parse_args()
     options = parser(name).parse_args(sys.argv[2:])

@@ -100,6 +100,8 @@ class CudaGraphRunner:
                 return "drafts are looked up on the host"
             if not p.spec.captured:
                 return f"{p.method} runs on the host"
+            if p.draft_details:
+                return "details of drafts are read on the host"
         return self._never or self._refused.get(Key.of(given, self._buckets))
 
     def run(self, given: BlockInput) -> Block:
@@ -198,4 +200,4 @@ def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[floa
 
     tokens = [own[: count + 1] for own, count in zip(tokens, lengths, strict=True)]
     log_probs = [own[: count + 1] for own, count in zip(log_probs, lengths, strict=True)]
-    return Block(given, tokens, log_probs, longest, spent, finite, logits_of, *times)
+    return Block(given, tokens, log_probs, longest, spent, finite, logits_of, [[] for _ in tokens], *times)
