@@ -332,9 +332,12 @@ class Answer {
   }
 }
 
+let pointed = null; // the element that is pointed at, or has the focus
+
 /** Shows what is known of the token that is pointed at. */
 function hint(span) {
   const tip = at("tip"), token = span?.token;
+  pointed = span;
   tip.hidden = token?.p === undefined; // without draft_details, nothing is known
   if (tip.hidden) return;
   const title = made("p"), quoted = (text) => made("code", `“${text.replaceAll("\n", "⏎")}”`);
@@ -587,6 +590,6 @@ at("key-form").addEventListener("submit", (event) => {
 });
 at("panel").open = matchMedia("(min-width: 60rem)").matches;
 at("parameters").addEventListener("input", fit);
-addEventListener("scroll", () => hint(null), { passive: true });
+addEventListener("scroll", () => hint(pointed), { passive: true });
 reset("with drafts", `${PLAIN}: one token per pass`);
 load().catch((error) => fail(error.message));
