@@ -336,9 +336,9 @@ let pointed = null; // the element that is pointed at, or has the focus
 
 /** Shows what is known of the token that is pointed at. */
 function hint(span) {
-  const tip = at("tip"), token = span?.token;
+  const tip = at("tip"), token = span?.token, place = span?.getClientRects()[0];
   pointed = span;
-  tip.hidden = token?.p === undefined; // without draft_details, nothing is known
+  tip.hidden = !place || token?.p === undefined; // it is not shown, or, without draft_details, nothing is known
   if (tip.hidden) return;
   const title = made("p"), quoted = (text) => made("code", `“${text.replaceAll("\n", "⏎")}”`);
   title.append(quoted(span.textContent), token.accepted
@@ -359,7 +359,7 @@ function hint(span) {
     lines.push(line);
   });
   tip.replaceChildren(...lines);
-  const place = span.getClientRects()[0], size = tip.getBoundingClientRect();
+  const size = tip.getBoundingClientRect();
   const below = place.bottom + 6 + size.height < innerHeight;
   tip.style.left = `${Math.max(8, Math.min(place.left, innerWidth - size.width - 8))}px`;
   tip.style.top = `${below ? place.bottom + 6 : Math.max(8, place.top - size.height - 6)}px`;
