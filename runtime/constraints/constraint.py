@@ -21,7 +21,7 @@ from runtime.constraints.follower import Follower, Grammar
 from runtime.constraints.grammar import Grammars
 
 KEPT_WORDS = 256
-"""Sets of bad words that are kept from a request's arrival until it runs: more than usually wait. 300 kB at most each."""
+"""Sets of bad words that are kept, from a request until it runs: more than usually wait, of 300 kB at most."""
 _LARGEST_BIAS, _LARGEST_REPETITION = 1e9, 1e6  # beyond, float32 logits could overflow
 
 
