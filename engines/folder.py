@@ -15,10 +15,11 @@ from typing import Any
 
 from engines.base import KV_PAGE, Engine, EngineSpec
 from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS
+from engines.memory import format_bytes
 from engines.onnx.shapes import check_graph
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import TensorRtPlan
-from mtad.errors import InvalidInput, refused_as
+from mtad.errors import Failed, InvalidInput, no_folder, refused_as
 
 VERSION = 1
 """Version of the layout of `engine.json` and `pair.json`; a reader refuses any other."""
@@ -65,7 +66,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read a versioned description; anything unusable is an `InvalidInput` that names the file."""
     path = folder / name
     if not folder.is_dir():
-        raise InvalidInput("folder", str(folder), "no such folder; write one with mtad export")
+        raise InvalidInput("folder", str(folder), f"{no_folder(folder)}; write one with mtad export")
     if not path.is_file():
         raise InvalidInput("folder", str(folder), f"it has no {name}, so it was not written by mtad export")
     try:
@@ -152,10 +153,29 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
         InvalidInput: they are damaged, or do not run there.
     """
     kind = placement.check(spec)
-    with refused_as("folder", str(folder), "the model cannot be opened, export again"):
+    with refused_as("folder", str(folder), "the model cannot be opened; where it is damaged, export again"):
         if kind.stored == "graph":
             check_graph(folder / "model.onnx", spec)
-        return kind.open(folder, spec, placement)
+        try:
+            return kind.open(folder, spec, placement)
+        except MemoryError as error:
+            raise InvalidInput("rows", spec.rows, f"{error}; give fewer, or --memory for as much as fits") from error
+
+
+@contextlib.contextmanager
+def _full_disk(folder: Path) -> Iterator[None]:
+    """Say how much space there is where writing breaks off: of a full disk, libraries only say that they wrote less.
+
+    Raises:
+        Failed: in place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        free = format_bytes(shutil.disk_usage(folder.parent).free)
+        raise Failed(
+            f"{folder} cannot be written, nothing is left of it: {error} ({free} of the disk are free)"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -172,7 +192,8 @@ def write_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise InvalidInput("folder", str(folder), f"cannot be written: {error}") from None
     try:
-        yield temporary
+        with _full_disk(folder):
+            yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:

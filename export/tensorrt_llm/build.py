@@ -95,6 +95,8 @@ def plan_pair(
         if needed > most:
             problem = f"requests ask for {needed} unless they say otherwise; build for that, or give other --defaults"
             raise InvalidInput(name, most, problem)
+    if asked.auxiliary is None:
+        raise InvalidInput("auxiliary", None, "TensorRT-LLM's engines are built in pairs; give a checkpoint")
     models = [find("target", asked.target, weights), find("auxiliary", asked.auxiliary, weights)]
     shapes = [model.spec(rows, capacity, "float16", FORMAT) for model in models]
     tokenizers = [model.tokenizer() for model in models]

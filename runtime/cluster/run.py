@@ -34,7 +34,7 @@ try:
     from runtime.cluster.gateway import Gateway
     from runtime.cluster.replica import Replica
 except ImportError as missing:
-    raise InvalidInput("replicas", missing.name, "not installed; pip install 'mtad[cluster]'") from None
+    raise InvalidInput("replicas", missing.name, "not installed; the extra cluster installs it") from None
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,14 @@ def serve_cluster(
     if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
         cores = (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)  # room for one more while they are replaced
         where = {"address": "local", "include_dashboard": False, "num_cpus": cores}  # not one found on the machine
+    # a signal to the process group is for this process, which drains, and not for Ray's, which inherit the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         ray.init(**where)
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))

@@ -77,7 +77,7 @@ class Compiler:
 
 
 class Renderer:
-    """Renders chats: `text` is a JSON object of messages, tools, and which of the templates."""
+    """Renders chats: `text` is a JSON object of messages, tools, further variables, and which of the templates."""
 
     def __init__(self, templates: list[str], special_tokens: dict[str, Any]) -> None:
         import transformers.utils.chat_template_utils  # noqa: F401 # a second, which is none of a trial's
@@ -87,15 +87,15 @@ class Renderer:
     def prepare(self) -> None:
         """What is compiled is kept by transformers."""
         for template in range(len(self._templates)):
-            self.run("", json.dumps({"messages": [], "tools": None, "template": template}))
+            self.run("", json.dumps({"messages": [], "tools": None, "variables": {}, "template": template}))
 
     def run(self, field: str, text: str) -> dict[str, Any]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         chat = json.loads(text)
-        others = {"tools": chat["tools"] or None, "add_generation_prompt": True, **self._special}
+        given = {**chat["variables"], "tools": chat["tools"] or None, "add_generation_prompt": True, **self._special}
         try:
-            found = render_jinja_template([chat["messages"]], chat_template=self._templates[chat["template"]], **others)
+            found = render_jinja_template([chat["messages"]], chat_template=self._templates[chat["template"]], **given)
         except Exception as error:  # whatever goes wrong in a template: it divides by zero, it calls itself
             return {"problems": [f"{str(error) or type(error).__name__}"[:1000]]}
         return {"text": found[0][0], "problems": []}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from mtad.errors import InvalidInput
 from runtime.config import read_text
 from runtime.constraints.trials import Pool
 from runtime.prompts import Prompt
+
+_RESERVED = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"}
 
 
 class ChatTemplate:
@@ -39,25 +43,44 @@ class ChatTemplate:
             return ""
         return str(self._tokenizer.get_chat_template(self._source, tools=list(tools) or None))
 
-    async def render(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        effort: str | None = None,
+    ) -> str:
         """The prompt, up to where the assistant's answer begins; special tokens are in the text.
 
         Args:
             messages: role and content of each, and what else OpenAI's have.
             tools: functions that the model may call, in OpenAI's shape.
+            variables: further ones of the template, such as enable_thinking.
+            effort: how much to think; "none" for not at all.
 
         Raises:
-            InvalidInput: there is no template, it refuses these messages, or it breaks a limit of the process.
+            InvalidInput: there is no template, it refuses these messages, it has no such variable, or it breaks a limit
+                of the process.
             Failed: the pool was closed.
         """
         if not self.available:
             problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
             raise InvalidInput("messages", self._pair, problem)
-        calls = any(one["role"] == "tool" or "tool_calls" in one for one in messages)
-        if calls and "tool_calls" not in self.source(tools):
+        source = self.source(tools)
+        if "tool_calls" not in source and any(one["role"] == "tool" or "tool_calls" in one for one in messages):
             problem = "the chat template has no place for calls and their results; give another with --chat-template"
             raise InvalidInput("messages", "tool_calls", problem)
-        chat = {"messages": messages, "tools": tools, "template": int(bool(tools))}
+        given = dict(variables or {})
+        for name, value in given.items():
+            if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", source):
+                raise InvalidInput("chat_template_kwargs", {name: value}, f"the chat template has no variable {name}")
+        if effort:
+            own = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            own = {name: value for name, value in own.items() if name in source}
+            if not own:
+                raise InvalidInput("reasoning_effort", effort, "the model has no such setting; leave it out")
+            given = own | given
+        chat = {"messages": messages, "tools": tools, "template": int(bool(tools)), "variables": given}
         found = await self.pool.run_soon(lambda trials: trials.run("messages", to_json(chat).decode()))
         for problem in found["problems"]:
             roles = [message["role"] for message in messages]

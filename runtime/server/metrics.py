@@ -69,6 +69,8 @@ class Metrics:
         yield _counter("mtad_accepted_tokens_per_position", words, positions, "position")
         yield _counter("mtad_drafted_blocks", "blocks with a draft, of each row counted", sum(lengths))
         yield _counter("mtad_target_passes", "passes of the target, each of each row counted", totals.target_passes)
+        yield _counter("mtad_thinking_tokens", "tokens of blocks that began in a thought", totals.thinking_tokens)
+        yield _counter("mtad_thinking_passes", "passes that began in a thought", totals.thinking_passes)
         yield _counter("mtad_blocks", "blocks, whatever their rows", totals.turns)
         yield _gauge("mtad_block_efficiency", "tokens per target pass, since the start", totals.block_efficiency)
         yield _gauge("mtad_acceptance_rate", "accepted / drafted tokens, since the start", totals.acceptance_rate)

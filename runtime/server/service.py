@@ -38,7 +38,7 @@ from runtime.server.options import ServerOptions
 from runtime.server.response_objects import ResponseObjects
 from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
-from runtime.server.schema import Body, CompletionRequest, advertised
+from runtime.server.schema import PARAMETERS, Body, CompletionRequest, advertised
 from runtime.server.streaming import Responder, cancel_on_disconnect
 from runtime.server.tracing import begin_span, describe_request, end_span
 
@@ -146,7 +146,7 @@ class Service:
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
         prompts = await self._prompts(request, body, chat)
-        if body.alternatives is not None or params.prompt_logprobs is not None:
+        if body.alternatives is not None or params.prompt_logprobs is not None or params.draft_details:
             await asyncio.to_thread(self._names.prepare)
         texts = prompts
         if params.prompt_logprobs is not None:
@@ -168,7 +168,7 @@ class Service:
                 echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
             kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
             response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
-            describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+            describe_request(span, body, stream.requests, params)
         except BaseException:  # also when the client goes away
             stream.cancel()
             raise
@@ -180,7 +180,7 @@ class Service:
         found: list[Prompt]
         if chat:
             told = await self._bodies.read(await request.body(), chat.plain)
-            text = await self._template.render(*told)
+            text = await self._template.render(*told, chat.variables, chat.effort)
             found = [await self._tokenized(text, body.add_special_tokens or False)]
         else:
             assert isinstance(body, CompletionRequest)
@@ -204,6 +204,7 @@ class Service:
         """The model's entry of `/v1/models`; what is ours is under `mtad`."""
         llm = self.engine.llm
         scheduler = llm.loop.scheduler
+        methods = {name: asdict(one) | {"uses": [*filter(one.uses, PARAMETERS)]} for name, one in METHODS.items()}
         return {
             "id": self.options.model,
             "object": "model",
@@ -217,7 +218,7 @@ class Service:
                 "max_draft_len": scheduler.max_draft_len,
                 "max_beam_width": scheduler.max_beam_width,
                 "chat": self._template.available,
-                "methods": {name: asdict(method) for name, method in METHODS.items()},
+                "methods": methods,
                 "parameters": advertised(llm.pair.defaults),
             },
         }

@@ -39,6 +39,8 @@ def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any)
     """
     if params.method != "mtad":
         raise InvalidInput("method", params.method, "the worker decides by mtad's rule; give mtad")
+    if params.thinking is not params:
+        raise InvalidInput("thinking_method", params.thinking_method, "the worker has one rule; leave it out")
     if params.beam_width > 1:
         raise InvalidInput("beam_width", params.beam_width, "the library drafts one chain; give 1")
     if options.get("tensor_parallel_size", 1) != 1:

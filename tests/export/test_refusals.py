@@ -11,6 +11,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from export.options import ExportOptions
@@ -50,9 +51,8 @@ class TestRefusal:
             ("draft_len", {"defaults": {"draft_len": 0}}, None),
             ("target", {"target": "/no/such/folder"}, None),
             ("auxiliary", {"auxiliary": "no-such-folder"}, None),
+            ("auxiliary", {"auxiliary": str(HERE)}, "a file, not a folder"),
             ("precision", {"precision": "int8", "calibration": HERE}, None),
-            ("calibration", {**ONNX, "precision": "int8"}, None),
-            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
             ("calibration", {**ONNX, "calibration": HERE}, None),
             ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
             (
@@ -123,9 +123,9 @@ class TestRefusal:
         ("damage", "words"),
         [
             (lambda c: (c / "config.json").unlink(), "no config.json"),
-            (lambda c: (c / "config.json").write_text("{"), "config.json"),
-            (lambda c: (c / "config.json").write_text("[]"), "config.json"),
-            (lambda c: change_json(c / "config.json", architectures=None), "config.json"),
+            (lambda c: (c / "config.json").write_text("{"), "config.json is damaged"),
+            (lambda c: (c / "config.json").write_text("[]"), "config.json names no architecture"),
+            (lambda c: change_json(c / "config.json", architectures=[]), "config.json names no architecture"),
             (lambda c: change_json(c / "config.json", hidden_size=None), "config.json|does not run"),
             (lambda c: change_json(c / "generation_config.json", eos_token_id="end"), "eos_token_id"),
             (lambda c: change_json(c / "generation_config.json", top_k=-1), "top_k = -1.*--defaults"),
@@ -146,6 +146,19 @@ class TestRefusal:
             export(target=str(checkpoint))
         assert caught.value.field == "target"
         assert names(tmp_path) == {"checkpoint"}
+
+    def test_a_model_that_is_no_graph_is_refused_in_the_words_of_the_cause(
+        self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: object, **kwargs: object) -> None:
+            try:
+                raise RuntimeError("a branch depends on data\nand more")
+            except RuntimeError as cause:
+                raise torch.onnx.OnnxExporterError("\x1b[96mThis is step 1/3\x1b[0m of exporting the model") from cause
+
+        monkeypatch.setattr("torch.onnx.export", fail)
+        with pytest.raises(InvalidInput, match=r"cannot be written as an ONNX graph: a branch depends on data$"):
+            export(format="onnx")
 
 
 class TestOpening:

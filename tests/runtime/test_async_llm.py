@@ -100,6 +100,7 @@ async def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM)
         rest = [piece async for piece in first]
         assert rest[-1].finish_reason == "cancelled"
         assert rest[-1].statistics is not None
+        assert LONG.max_tokens is not None
         assert rest[-1].statistics.tokens < LONG.max_tokens
         for result in await asyncio.gather(*others):
             assert len(result.token_ids) == LONG.max_tokens

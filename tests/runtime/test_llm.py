@@ -107,7 +107,7 @@ def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
     assert {request.id for request in finished} == {request.id for request in added.values()}
     assert len(finished) == len(alone)
     for index, request in added.items():
-        assert llm.result(request).token_ids == alone[index][2].token_ids
+        assert Result.of(request).token_ids == alone[index][2].token_ids
 
 
 def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
@@ -296,7 +296,7 @@ def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) ->
     scheduler = llm.loop.scheduler
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     params = replace(BASE, method=method, draft_len=8, beam_width=8, max_tokens=12, accept_threshold=0.0)
-    full = [3 + i % 250 for i in range(room - params.max_tokens)]
+    full = [3 + i % 250 for i in range(room - 12)]
     alone = llm.generate(full, params)[0]
     assert len(alone.token_ids) == 12
     prompts: list[Prompt] = [full, PROMPTS[0], full]

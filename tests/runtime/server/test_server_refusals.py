@@ -62,6 +62,8 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(
     assert error["code"]
     assert param in error["message"]
     assert len(error["message"]) < 1000
+    if isinstance(given := body.get(param), str | float) and error["code"] == "invalid_type":
+        assert repr(given) in error["message"], "the wrong value is echoed"
 
 
 def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServer) -> None:

@@ -154,6 +154,7 @@ def test_the_worker_is_in_its_place_while_the_model_is_built(library: SimpleName
     ("values", "options", "field"),
     [
         ({"beam_width": 4}, {}, "beam_width"),
+        ({"thinking_method": "sample"}, {}, "thinking_method"),
         ({"method": "mmtad"}, {}, "method"),
         ({"method": "speculative"}, {}, "method"),
         ({}, {"tensor_parallel_size": 2}, "tensor_parallel_size"),
