@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -154,8 +155,8 @@ class Grammars:
         try:  # only now, so that all other requests are decoded without it
             from llguidance import LLTokenizer
         except ImportError as error:
-            problem = f"it cannot be imported ({error}); pip install it, or leave {', '.join(LANGUAGES)} out"
-            raise InvalidInput("llguidance", "missing", problem) from error
+            remedy = f"pip install 'mtad[grammars]', or leave {', '.join(LANGUAGES)} out"
+            raise InvalidInput("llguidance", "missing", f"it cannot be imported ({error}); {remedy}") from error
         plain = copy.copy(self._tokenizer)
         plain.no_padding()
         plain.no_truncation()
@@ -165,6 +166,9 @@ class Grammars:
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
+        except TypeError:  # TensorRT-LLM 1.2 pins such a release
+            problem = "older than 1.9, it knows a single end of a text; pip install 'mtad[grammars]' elsewhere"
+            raise InvalidInput("llguidance", version("llguidance"), problem) from None
         settings: dict[str, object] = {"tokenizer": text, "vocab_size": size, "eos": list(self.eos)}
         quick = Trials(**settings, seconds=QUICK_SECONDS, gives_way=False)
         return made, quick, Trials(**settings, seconds=SECONDS, gives_way=True)
