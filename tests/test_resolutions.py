@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from runtime.tensorrt_llm.compat import ENGINES, WORKER
+from engines.tensorrt_llm.library import RELEASE
+from runtime.tensorrt_llm.compat import WORKER
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "tests" / "support" / "resolutions"
@@ -79,7 +80,7 @@ def test_every_extra_was_resolved() -> None:
     assert {extra for _, _, extras in ENVIRONMENTS.values() for extra in extras} == EXTRAS.keys()
 
 
-@pytest.mark.parametrize(("name", "release"), [("tensorrt-llm", ENGINES), ("tensorrt-llm-worker", WORKER)])
+@pytest.mark.parametrize(("name", "release"), [("tensorrt-llm", RELEASE), ("tensorrt-llm-worker", WORKER)])
 def test_the_library_is_the_release_that_this_is_written_for(name: str, release: str) -> None:
     assert recorded(name)["tensorrt-llm"][0] == Version(release)
     (asked,) = map(Requirement, EXTRAS[name])

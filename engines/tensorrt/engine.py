@@ -125,16 +125,16 @@ class TensorRTEngine(Engine):
             outputs |= cache_tensors("new", new)
         for name, tensor in inputs.items():
             shape = tuple(tensor.shape)
-            _accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
+            accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
         for name, tensor in {**inputs, **outputs}.items():
             assert tensor.is_contiguous(), name
             address = tensor.data_ptr()
-            _accepted(context.set_tensor_address(name, address), f"address of {name}", hex(address))
+            accepted(context.set_tensor_address(name, address), f"address of {name}", hex(address))
         unknown = context.infer_shapes()
-        _accepted(not unknown, "inputs without a shape", unknown)
+        accepted(not unknown, "inputs without a shape", unknown)
 
         def work() -> None:
-            _accepted(context.execute_async_v3(self._stream()), "enqueue of", StepShape.of(static))
+            accepted(context.execute_async_v3(self._stream()), "enqueue of", StepShape.of(static))
             if new is not None:
                 write_columns(cache, new, static.write_at)
 
@@ -144,8 +144,8 @@ class TensorRTEngine(Engine):
         context = self._engine.create_execution_context(
             self._config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
-        _accepted(context is not None, "execution context of profile", profile)
-        _accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
+        accepted(context is not None, "execution context of profile", profile)
+        accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
         context.set_device_memory(self._activations.data_ptr(), self._activations.numel())
         return context
 
@@ -177,7 +177,7 @@ class TensorRTEngine(Engine):
         for layer in range(self.spec.layers):
             for name in ("key", "value"):
                 alias = self._engine.get_aliased_input_tensor(f"present_{name}.{layer}")
-                _accepted(alias == f"past_{name}.{layer}", f"alias of present_{name}.{layer}", alias)
+                accepted(alias == f"past_{name}.{layer}", f"alias of present_{name}.{layer}", alias)
 
 
 def _write_kernels(kernels: Any, path: Path) -> None:
@@ -209,7 +209,7 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
     return runtime, engine
 
 
-def _accepted(answer: bool, what: str, value: object) -> None:
+def accepted(answer: bool, what: str, value: object) -> None:
     """TensorRT refuses by returning False; its log says why."""
     if not answer:
         raise RuntimeError(f"TensorRT refused the {what} {value}")

@@ -383,7 +383,7 @@ def test_without_graphs_nothing_is_captured(
     spec = replace(SPEC, format="tensorrt", plan=replace(PLAN, gpu=ADA.name))
     fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
     asked: list[Any] = []
-    monkeypatch.setattr(engine_of, "load_runtime", lambda format: fake_tensorrt)
+    monkeypatch.setattr(engine_of, "load_runtime", lambda _: fake_tensorrt)
     monkeypatch.setattr(engine_of, "check_plan", lambda *given: None)
     for name in ("CudaRecorder", "NoRecorder"):
         monkeypatch.setattr(engine_of, name, lambda device, name=name: asked.append(name))
