@@ -76,7 +76,7 @@ class TensorRTLLMEngine(Engine):
         size = max(1, self._engine.get_device_memory_size_for_profile_v2(0))
         self._activations = torch.empty(size, dtype=torch.uint8, device=device)
         logits = spec.rows * plan.decode_tokens, int(self._engine.get_tensor_shape("logits")[-1])
-        self._logits = torch.empty(logits, dtype=spec.torch_dtype, device=device)
+        self._logits = torch.empty(logits, dtype=torch.float32, device=device)
         # of each row's draft: where it begins, its tokens, how far behind that they lie, and which of them sees which
         tokens = plan.decode_tokens
         self._base = torch.zeros(spec.rows, dtype=torch.int64, device=device)
@@ -92,7 +92,7 @@ class TensorRTLLMEngine(Engine):
 
     @torch.inference_mode()
     def enqueue(self, step: Step) -> Tensor:
-        """Logits [R, N, V] in the engine's own memory: valid until the next step."""
+        """Logits [R, N, V], always float32, in the engine's own memory: valid until the next step."""
         if self._pool != (pool := self.cache.kv.data_ptr()):
             self._bound.clear()
             self._pool = pool

@@ -34,7 +34,8 @@ class PlanInputs(NamedTuple):
         cache_indirection: [R, 1, columns] for beams of the library, all 0.
         kv_cache_block_offsets, host_kv_cache_block_offsets: [1, R, 2, blocks], see `BlockPool`.
         host_kv_cache_pool_pointers: int64 [1, 2]. host_kv_cache_pool_mapping: [layers, 2], pool and layer in it.
-        host_runtime_perf_knobs, host_context_progress: int64 [16] and [1], all 0.
+        host_runtime_perf_knobs: int64 [16], -1 for what is left alone; the first, 1, lets several blocks of threads share
+            a row's columns. host_context_progress: int64 [1], 0.
         spec_decoding_generation_lengths: [R], tokens of each row.
         spec_decoding_position_offsets: [R, S], positions behind the columns before the step.
         spec_decoding_packed_mask: [R x S, words], bit j of a token's words: it sees the row's token j of this step.
@@ -91,7 +92,7 @@ class PlanInputs(NamedTuple):
             host_kv_cache_block_offsets=host(1, rows, 2, blocks),
             host_kv_cache_pool_pointers=torch.tensor([[cache.kv.data_ptr(), 0]]),
             host_kv_cache_pool_mapping=torch.stack([host(layers), torch.arange(layers, dtype=torch.int32)], 1),
-            host_runtime_perf_knobs=torch.zeros(16, dtype=torch.int64),
+            host_runtime_perf_knobs=torch.tensor([1, *[-1] * 15]),
             host_context_progress=torch.zeros(1, dtype=torch.int64),
             spec_decoding_generation_lengths=device(trees).fill_(tokens),
             spec_decoding_position_offsets=device(trees, tokens if trees else 1),

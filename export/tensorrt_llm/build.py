@@ -103,6 +103,6 @@ def build_command(spec: EngineSpec, converted: Path, built: Path) -> list[str]:
         "max_input_len": spec.capacity,
         "max_seq_len": spec.capacity + KV_PAGE * spare_pages(plan.decode_tokens),
         "max_num_tokens": max(plan.prefill_tokens, plan.decode_rows * plan.decode_tokens),
-        "logits_dtype": spec.dtype,
+        "logits_dtype": "float32",
     }
     return ["trtllm-build", *(str(part) for name, value in options.items() for part in (f"--{name}", value))]

@@ -32,7 +32,7 @@ PADDING = 5
 """Logits behind the vocabulary, which `pad_vocab_size` adds."""
 HOST = ("host_", "spec_decoding_use")
 """How names of inputs begin that are read on the host."""
-_NUMPY = {"INT32": np.int32, "INT64": np.int64, "FLOAT": np.float32, "HALF": np.float16}
+_NUMPY = {"INT32": np.int32, "INT64": np.int64, "FLOAT": np.float32}
 
 
 class Abort(Exception):
@@ -44,12 +44,9 @@ def check(holds: Any, what: str) -> None:
         raise Abort(what)
 
 
-def write_plan(
-    folder: Path, checkpoint: Path, rows: int, tokens: int, prefill: int, columns: int, dtype: str = "float32"
-) -> None:
+def write_plan(folder: Path, checkpoint: Path, rows: int, tokens: int, prefill: int, columns: int) -> None:
     """Write what `Runtime` here deserialises."""
     values = {"checkpoint": str(checkpoint), "rows": rows, "tokens": tokens, "prefill": prefill, "columns": columns}
-    values["dtype"] = dtype
     (folder / "model.engine").write_text(json.dumps(values))
 
 
@@ -61,7 +58,7 @@ class Plan:
         broken: input -> what is done to its values before they are read, to see that it is noticed.
     """
 
-    def __init__(self, checkpoint: str, rows: int, tokens: int, prefill: int, columns: int, dtype: str) -> None:
+    def __init__(self, checkpoint: str, rows: int, tokens: int, prefill: int, columns: int) -> None:
         self.model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self.tokens, self.columns, self.pool, self.broken = tokens, columns, None, {}
         self.contexts: list[Context] = []
@@ -93,7 +90,7 @@ class Plan:
             "spec_decoding_packed_mask": ((0, 0), (all_tokens, words)),
             "spec_decoding_use": ((1,), (1,)),
         }
-        self.kinds = dict.fromkeys(self.bounds, "INT32") | {"logits": {"float32": "FLOAT", "float16": "HALF"}[dtype]}
+        self.kinds = dict.fromkeys(self.bounds, "INT32") | {"logits": "FLOAT"}
         longs = ("host_kv_cache_pool_pointers", "host_runtime_perf_knobs", "host_context_progress")
         self.kinds |= dict.fromkeys(longs, "INT64")
 
@@ -188,6 +185,7 @@ def check_values(given: dict[str, Any], plan: Plan) -> None:
     columns = given["cache_indirection"].shape[2]
     check((given["host_max_attention_window_sizes"] == columns).all(), "a window is the columns of cache_indirection")
     check(not given["host_sink_token_length"].any() and not given["host_context_progress"].any(), "sink, progress")
+    check(given["host_runtime_perf_knobs"].tolist() == [1, *[-1] * 15], "as the library's own runtime sets them")
     layers = [[0, layer] for layer in range(config.num_hidden_layers)]
     check(given["host_kv_cache_pool_mapping"].tolist() == layers, "one pool")
     check(given["host_kv_cache_pool_pointers"].tolist() == [[plan.pool().data_ptr(), 0]], "the pool is elsewhere")

@@ -52,11 +52,12 @@ def fake_build(arguments: list[str], check: bool) -> SimpleNamespace:
     assert given.keys() <= OPTIONS
     assert (given["speculative_decoding_mode"], given["tokens_per_block"]) == ("lookahead_decoding", "64")
     assert (given["kv_cache_type"], given["remove_input_padding"]) == ("paged", "enable")
+    assert given["logits_dtype"] in ("float16", "float32"), "its choices"
     source = Path(json.loads((Path(given["checkpoint_dir"]) / "config.json").read_text())["source"])
     folder, draft = Path(given["output_dir"]), int(given["max_draft_len"])
     folder.mkdir()
     sizes = int(given["max_batch_size"]), 1 + draft, int(given["max_num_tokens"]), int(given["max_seq_len"]) + draft
-    fake_tensorrt_llm.write_plan(folder, source, *sizes, given["logits_dtype"])
+    fake_tensorrt_llm.write_plan(folder, source, *sizes)
     (folder / "model.engine").rename(folder / "rank0.engine")
     return SimpleNamespace(returncode=0)
 

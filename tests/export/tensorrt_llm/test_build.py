@@ -98,4 +98,3 @@ def test_the_commands_sizes_have_room_for_what_steps_write(
     assert given["--max_num_tokens"] == str(max(256, 3 * 65))
     assert given["--max_seq_len"] == str(256 + 64)
     assert given["--max_draft_len"] == "64"
-    assert given["--logits_dtype"] == "float16"
