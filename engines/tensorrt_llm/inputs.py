@@ -34,8 +34,8 @@ class PlanInputs(NamedTuple):
         cache_indirection: [R, 1, columns] for beams of the library, all 0.
         kv_cache_block_offsets, host_kv_cache_block_offsets: [1, R, 2, blocks], see `BlockPool`.
         host_kv_cache_pool_pointers: int64 [1, 2]. host_kv_cache_pool_mapping: [layers, 2], pool and layer in it.
-        host_runtime_perf_knobs: int64 [16], -1 for what is left alone; the first, 1, lets blocks of threads share a row's
-            columns. host_context_progress: int64 [1], 0.
+        host_runtime_perf_knobs: int64 [16], -1 for what is left alone; the first, 1, lets blocks of threads share a
+            row's columns. host_context_progress: int64 [1], 0.
         spec_decoding_generation_lengths: [R], tokens of each row.
         spec_decoding_position_offsets: [R, S], positions behind the columns before the step.
         spec_decoding_packed_mask: [R x S, words], bit j of a token's words: it sees the row's token j of this step.
