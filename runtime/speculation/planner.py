@@ -226,17 +226,20 @@ class Planner:
 
 
 def _expected_seconds(measured: Mapping[int, Sequence[float]], lengths: Sequence[int]) -> list[float]:
-    """Seconds of blocks of some lengths: medians, where few were measured drawn to the line through all of them."""
-    points = [(length, statistics.median(times), len(times)) for length, times in measured.items()]
+    """Seconds of blocks of some lengths, where few were measured drawn to the line through all of them.
+
+    Lower quartiles, because whatever disturbs a block makes it longer.
+    """
+    points = [(length, sorted(times)[len(times) // 4], len(times)) for length, times in measured.items()]
     weight = sum(count for _, _, count in points)
     x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
     spread = sum(count * (length - x) ** 2 for length, _, count in points)
-    slope = max(0.0, sum(count * (length - x) * (median - y) for length, median, count in points) / (spread or 1.0))
-    known = {length: (median, count) for length, median, count in points}
+    slope = max(0.0, sum(count * (length - x) * (taken - y) for length, taken, count in points) / (spread or 1.0))
+    known = {length: (taken, count) for length, taken, count in points}
     found = []
     for length in lengths:
-        median, count = known.get(length, (0.0, 0))
-        found.append((count * median + FEW * max(y + slope * (length - x), 0.1 * y)) / (count + FEW))
+        taken, count = known.get(length, (0.0, 0))
+        found.append((count * taken + FEW * max(y + slope * (length - x), 0.1 * y)) / (count + FEW))
     return found
 
 
