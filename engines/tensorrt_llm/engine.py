@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engines.base import INPUTS, Engine, EngineSpec, Step
 from engines.buffers import to_device
@@ -70,7 +71,8 @@ class TensorRTLLMEngine(Engine):
             problem = f"the plan was built for {plan.decode_rows} rows; give at most that, or export again"
             raise InvalidInput("rows", spec.rows, problem)
         super().__init__(spec, BlockPool(spec, device, spare_pages(plan.decode_tokens)))
-        self.max_tokens, self._prefill_tokens, self._trt = plan.decode_tokens, plan.prefill_tokens, trt
+        self.max_tokens: int = plan.decode_tokens
+        self._prefill_tokens, self._trt = plan.prefill_tokens, trt
         self._runtime, self._engine = load_plan(trt, folder / "model.engine")
         check_inputs(self._engine, plan, self.cache)
         size = max(1, self._engine.get_device_memory_size_for_profile_v2(0))
@@ -114,7 +116,7 @@ class TensorRTLLMEngine(Engine):
         (rows, tokens), kept, length = step.tokens.shape, len(step.keep), step.mask.shape[3]
         key = rows, width, kept, length
         if key not in self._bound:
-            given = PlanInputs.new(self.cache, GENERATION, rows, width, rows * kept, self.max_tokens)
+            given = PlanInputs.new(self.cache, self._pool, GENERATION, rows, width, rows * kept, self.max_tokens)
             given.host_past_key_value_lengths.fill_(length)
             self._bound[key] = self._context(), given
             self._bind(*self._bound[key])
@@ -127,7 +129,7 @@ class TensorRTLLMEngine(Engine):
         self._tokens[row, at], self._depths[row, at] = step.tokens, step.positions - base[:, None]
         columns = base[:, None] + torch.arange(width, device=self.device)
         seen = step.mask[:, 0].gather(2, columns.clamp(max=length - 1)[:, None].expand(-1, tokens, -1))
-        self._sees[row, at, :width] = seen & (columns < length)[:, None]
+        self._sees[row, at] = pad(seen & (columns < length)[:, None], (0, self.max_tokens - width))
         idle = base >= self.spec.capacity  # padded rows have nothing before them, and spare pages
         past, depths = base.masked_fill(idle, 0), self._depths[:rows, :width].masked_fill(idle[:, None], 0)
         given.input_ids.copy_(self._tokens[:rows, :width].flatten())
@@ -144,7 +146,7 @@ class TensorRTLLMEngine(Engine):
     def _prefill(self, step: Step, start: int) -> Tensor:
         """The context phase over a row's tokens, in columns from `start` on; logits [N, V padded]."""
         tokens, kept = step.tokens.shape[1], len(step.keep)
-        given = PlanInputs.new(self.cache, CONTEXT, 1, tokens, max(1, kept), self.max_tokens)
+        given = PlanInputs.new(self.cache, self._pool, CONTEXT, 1, tokens, max(1, kept), self.max_tokens)
         offsets = self.cache.host_offsets(step.first_row)[None]
         given.host_kv_cache_block_offsets.copy_(offsets)
         given.kv_cache_block_offsets.copy_(to_device(offsets.numpy(), self.device))

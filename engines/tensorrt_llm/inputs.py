@@ -65,10 +65,11 @@ class PlanInputs(NamedTuple):
     spec_decoding_use: Tensor
 
     @classmethod
-    def new(cls, cache: BlockPool, phase: int, rows: int, tokens: int, kept: int, most: int) -> PlanInputs:
+    def new(cls, cache: BlockPool, pool: int, phase: int, rows: int, tokens: int, kept: int, most: int) -> PlanInputs:
         """Memory for a launch, filled where nothing depends on the step.
 
         Args:
+            pool: address of the cache's pool.
             kept: M, at least 1.
             most: tokens per row that the plan's masks have room for.
         """
@@ -90,7 +91,7 @@ class PlanInputs(NamedTuple):
             cache_indirection=device(rows, 1, columns),
             kv_cache_block_offsets=device(1, rows, 2, blocks),
             host_kv_cache_block_offsets=host(1, rows, 2, blocks),
-            host_kv_cache_pool_pointers=torch.tensor([[cache.kv.data_ptr(), 0]]),
+            host_kv_cache_pool_pointers=torch.tensor([[pool, 0]]),
             host_kv_cache_pool_mapping=torch.stack([host(layers), torch.arange(layers, dtype=torch.int32)], 1),
             host_runtime_perf_knobs=torch.tensor([1, *[-1] * 15]),
             host_context_progress=torch.zeros(1, dtype=torch.int64),
@@ -120,7 +121,8 @@ def check_inputs(engine: Any, plan: TensorRtPlan, cache: BlockPool) -> None:
     Raises:
         InvalidInput: it was built otherwise.
     """
-    ours = PlanInputs.new(cache, GENERATION, plan.decode_rows, plan.decode_tokens, 1, plan.decode_tokens)._asdict()
+    sizes = plan.decode_rows, plan.decode_tokens, 1, plan.decode_tokens
+    ours = PlanInputs.new(cache, 0, GENERATION, *sizes)._asdict()
     theirs = {engine.get_tensor_name(at) for at in range(engine.num_io_tensors)} - {"logits"}
     wrong = sorted(theirs ^ ours.keys())
     for name in theirs & ours.keys():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines.base import KV_PAGE
+from engines.base import KV_PAGE, Step
 from engines.cache.paged import SPARE
 from engines.tensorrt_llm.cache import spare_pages
 from engines.tensorrt_llm.engine import TensorRTLLMEngine
@@ -65,6 +65,34 @@ def test_logits_of_prompts_and_trees_are_the_checkpoints(
     engine: TensorRTLLMEngine, reference: LlamaForCausalLM
 ) -> None:
     assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
+
+
+def test_a_level_gives_what_one_step_over_its_draft_gives_whatever_was_drafted_before(
+    engine: TensorRTLLMEngine,
+) -> None:
+    """Rows have drafts of different lengths, as those of a mixed batch."""
+    starts, counts = [7, 70], [2, 1]  # tokens of each row, and nodes of its first level
+    for row, start in enumerate(starts):
+        engine.step(make_step(some_tokens(row, start)[None], [0], first_row=row, keep=[]))
+    engine.step(make_step(more_tokens(2, 8), starts))  # leaves a mask in which every token sees those before it
+    tokens, base = more_tokens(2, 4), torch.tensor(starts)[:, None]
+    sees = torch.eye(4, dtype=torch.bool).repeat(2, 1, 1)
+    sees[0, 2, 0] = sees[0, 3, 1] = sees[1, 1:, 0] = True  # the second level's parents
+    behind = torch.arange(128) - base
+    mask = (behind < 0)[:, None].repeat(1, 4, 1)
+    for row, start in enumerate(starts):
+        mask[row, :, start : start + 4] = sees[row]
+    positions, every = base + sees.sum(2) - 1, torch.arange(2)
+    whole = Step(tokens, positions, base[:, 0], mask[:, None], torch.arange(4))
+    expected = engine.step(whole).clone()
+    engine.step(make_step(more_tokens(2, 8), starts))
+    first = replace(whole, tokens=tokens[:, :2], positions=positions[:, :2], mask=mask[:, None, :2], keep=every)
+    engine.step(first)
+    at = torch.tensor(counts)[:, None] + torch.arange(2)
+    rows = torch.arange(2)[:, None]
+    second = Step(tokens[rows, at], positions[rows, at], base[:, 0] + at[:, 0], mask[rows, at][:, None], every)
+    found = engine.step(replace(second, drafted=max(counts)))
+    torch.testing.assert_close(found, expected[rows, at])
 
 
 METHODS = ("mtad", "mmtad", "speculative", "block", "sample", "specinfer")
