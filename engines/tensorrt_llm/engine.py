@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from engines.base import INPUTS, Engine, EngineSpec, Step
 from engines.buffers import to_device
-from engines.graphs.runner import deliver_logits, prefill_chunks
+from engines.graphs.runner import prefill_chunks
 from engines.placement import Placement
 from engines.tensorrt.engine import accepted, load_plan
 from engines.tensorrt_llm.cache import BlockPool, spare_pages
@@ -90,11 +90,11 @@ class TensorRTLLMEngine(Engine):
     def step(self, step: Step) -> Tensor:
         self.cache.reserve(step.spans, step.first_row)
         placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
-        return deliver_logits(self.enqueue(replace(step, **placed)), step)
+        return self.enqueue(replace(step, **placed)).to(step.tokens.device)
 
     @torch.inference_mode()
     def enqueue(self, step: Step) -> Tensor:
-        """Logits [R, N, V], always float32, in the engine's own memory: valid until the next step."""
+        """Logits [R, N, V], always float32, in new memory: a block reads those of all its levels."""
         if self._pool != (pool := self.cache.kv.data_ptr()):
             self._bound.clear()
             self._pool = pool
@@ -141,7 +141,7 @@ class TensorRTLLMEngine(Engine):
         given.spec_decoding_position_offsets.copy_(depths)
         given.spec_decoding_packed_mask.copy_(packed(self._sees[:rows, :width, :width], self.max_tokens))
         self._launch(context)
-        return self._logits[: rows * kept].view(rows, kept, -1)[..., : self.spec.vocab_size]
+        return self._logits[: rows * kept].view(rows, kept, -1)[..., : self.spec.vocab_size].clone()
 
     def _prefill(self, step: Step, start: int) -> Tensor:
         """The context phase over a row's tokens, in columns from `start` on; logits [N, V padded]."""
