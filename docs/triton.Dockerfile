@@ -10,4 +10,4 @@ COPY mtad mtad
 COPY runtime runtime
 # the kernels' launcher is compiled in C at their first launch
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-    && pip install --no-cache-dir '.[triton,gpu]'
+    && pip install --no-cache-dir '.[serve,gpu]'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -67,6 +67,11 @@ class EngineSpec:
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+    @property
+    def without_layers(self) -> EngineSpec:
+        """Of an engine beside it that holds nothing."""
+        return replace(self, layers=0)
 
     @property
     def kv_bytes(self) -> int:

@@ -15,9 +15,11 @@ from typing import Any
 
 from engines.base import KV_PAGE, Engine, EngineSpec
 from engines.kinds import ATTENTION, FORMATS, PRECISIONS
+from engines.memory import format_bytes
+from engines.onnx.shapes import check_graph
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import TensorRtPlan
-from mtad.errors import InvalidInput, refused_as
+from mtad.errors import Failed, InvalidInput, no_folder, refused_as
 
 VERSION = 1
 """Version of the layout of `engine.json` and `pair.json`; a reader refuses any other."""
@@ -64,13 +66,13 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read a versioned description; anything unusable is an `InvalidInput` that names the file."""
     path = folder / name
     if not folder.is_dir():
-        raise InvalidInput("folder", str(folder), "no such folder; write one with mtad export")
+        raise InvalidInput("folder", str(folder), f"{no_folder(folder)}; write one with mtad export")
     if not path.is_file():
         raise InvalidInput("folder", str(folder), f"it has no {name}, so it was not written by mtad export")
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = values.pop("version")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise InvalidInput(name, str(path), "not a valid description; export again") from None
     if version != VERSION:
         problem = f"this package reads version {VERSION}; export again, or install the matching package"
@@ -104,7 +106,7 @@ def read_spec(folder: Path) -> EngineSpec:
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
     for name in _SIZES:
-        if not isinstance(values[name], int) or values[name] < 1:
+        if type(values[name]) is not int or values[name] < 1:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
     if values["capacity"] % KV_PAGE:
         raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {KV_PAGE}; export again")
@@ -148,8 +150,29 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
         InvalidInput: they are damaged, or do not run there.
     """
     kind = placement.check(spec)
-    with refused_as("folder", str(folder), "the model cannot be opened, export again"):
-        return kind.open(folder, spec, placement)
+    with refused_as("folder", str(folder), "the model cannot be opened; where it is damaged, export again"):
+        if kind.stored == "graph":
+            check_graph(folder / "model.onnx", spec)
+        try:
+            return kind.open(folder, spec, placement)
+        except MemoryError as error:
+            raise InvalidInput("rows", spec.rows, f"{error}; give fewer, or --memory for as much as fits") from error
+
+
+@contextlib.contextmanager
+def _full_disk(folder: Path) -> Iterator[None]:
+    """Say how much space there is where writing breaks off: of a full disk, libraries only say that they wrote less.
+
+    Raises:
+        Failed: in place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        free = format_bytes(shutil.disk_usage(folder.parent).free)
+        raise Failed(
+            f"{folder} cannot be written, nothing is left of it: {error} ({free} of the disk are free)"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -166,7 +189,8 @@ def write_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise InvalidInput("folder", str(folder), f"cannot be written: {error}") from None
     try:
-        yield temporary
+        with _full_disk(folder):
+            yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:

@@ -60,20 +60,20 @@ class Placement:
         if self.provider is not None or any(FORMATS[spec.format].stored != "graph" for spec in engines.values()):
             return self, ""
         if self.on_gpu:
-            return replace(self, provider="cuda"), f"provider cuda, because the device is {self.device}"
+            return replace(self, provider="cuda"), f"--provider auto is cuda on {self.device}"
         from engines.openvino.graph import computes_bfloat16, read_graph
 
         try:
             if not (self.compute or self.kv_cache or computes_bfloat16()):
                 why = "this CPU has no bfloat16, and without it ONNX Runtime is faster than OpenVINO"
-                return replace(self, provider="cpu"), f"provider cpu, because {why}"
+                return replace(self, provider="cpu"), f"--provider auto is cpu here: {why}"
             for folder, spec in engines.items():
                 read_graph(folder / "model.onnx", spec)
         except InvalidInput as refused:
             found, why = "cpu", f"openvino does not work here: {refused.problem}"
         else:
             found, why = "openvino", "it is installed and knows both models; cpu is the exact reference"
-        return replace(self, provider=found), f"provider {found}, because {why}"
+        return replace(self, provider=found), f"--provider auto is {found} here: {why}"
 
     def check(self, spec: EngineSpec) -> Kind:
         """The kind of engine that runs there.

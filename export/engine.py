@@ -33,7 +33,7 @@ from export.quantization.model_optimizer import quantize_static
 from export.quantization.report import REPORT, BlockEfficiency, Calibration, compare_pairs, measure
 from export.quantization.weight_only import WEIGHT_ONLY, matrices, quantize_graph, quantized_weights, write_exact
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, first_line
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path
     try:
         write_graph(checkpoint.empty(spec.dtype), weights, spec, path)
     except (torch.onnx.OnnxExporterError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        problem = f"{spec.architecture} cannot be written as an ONNX graph: {error}"
+        problem = f"{spec.architecture} cannot be written as an ONNX graph: {first_line(error.__cause__ or error)}"
         raise InvalidInput(checkpoint.name, str(checkpoint.folder), problem) from error
 
 

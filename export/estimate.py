@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from engines.base import DTYPES, EngineSpec
 from engines.kinds import FORMATS
 from engines.memory import Memory, format_bytes
 from export.checkpoint.checkpoint import Checkpoint
+from export.options import MEASURED
 from export.pair import engine_differs
 from export.plan import PairPlan
 
@@ -48,10 +50,11 @@ def estimate_pair(folder: Path, plan: PairPlan) -> tuple[list[EngineEstimate], M
     """Estimate the export of a plan to `folder`; nothing is read but configurations.
 
     Returns:
-        what the target and the auxiliary take, and the memory of the runtime with both, as `LLM` will print it.
+        what each engine takes, and the memory of the runtime with all, as `LLM` will print it.
     """
     engines = [_estimate(folder / model.name, model, spec) for model, spec, _ in plan.engines]
-    target, auxiliary = (one.spec for one in engines)
+    target, *auxiliaries = (one.spec for one in engines)
+    auxiliary = auxiliaries[0] if auxiliaries else target.without_layers
     return engines, Memory.of(target, auxiliary, sum(one.disk for one in engines), NODES + 1, 2 * target.capacity)
 
 
@@ -77,8 +80,8 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> EngineEstima
     )
 
 
-def describe(engines: list[EngineEstimate], running: Memory) -> str:
-    """An estimate for people: a table of the engines, totals, and what comes on top of the figures."""
+def describe(folder: Path, engines: list[EngineEstimate], running: Memory) -> str:
+    """An estimate for people: a table of the engines, the free space, totals, and what comes on top of the figures."""
     table = [("", "parameters", "on disk", "download", "KV per row", "memory")]
     for one in engines:
         sizes = (one.disk, one.download, one.spec.kv_bytes // one.spec.rows, 0 if one.unchanged else one.memory)
@@ -89,4 +92,10 @@ def describe(engines: list[EngineEstimate], running: Memory) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
     if any(one.spec.plan for one in engines):
         lines.append("on top, and unknown: a plan's kernels, what building it takes, and NVIDIA Model Optimizer")
+    there = next(parent for parent in folder.absolute().parents if parent.exists())
+    free, wanted = shutil.disk_usage(there).free, sum(one.disk for one in engines if not one.unchanged)
+    if any(one.spec.precision in MEASURED for one in engines):  # it is made of a float32 pair beside it
+        wanted += 4 * sum(one.parameters for one in engines)
+    fits = "" if wanted < free else ": it does not fit"
+    lines.append(f"disk: {format_bytes(wanted)} of {format_bytes(free)} that are free{fits}")
     return "\n".join([*lines, "", f"run: {str(running).removeprefix('memory: ')}", "nothing was written"])

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from engines.kinds import ATTENTION, FORMATS, PRECISIONS, QUANTIZED, STATIC
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, no_folder
 from mtad.params import DecodingParams
 
 MEASURED = (*QUANTIZED, *STATIC)
@@ -20,18 +20,19 @@ class ExportOptions:
 
     Attributes:
         target: checkpoint of the target: a local folder or a hub id.
-        auxiliary: checkpoint of the auxiliary, with the same vocabulary.
+        auxiliary: checkpoint of the auxiliary, with the same vocabulary; without, drafts are looked up in the text.
         revision: branch, tag or commit of a target on the hub; by default, its main branch.
         auxiliary_revision: branch, tag or commit of an auxiliary on the hub.
         rows: requests at once, of both engines.
-        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 1024,
+        capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 4096,
             or as many as both models have positions for.
         precision: of the target: float32, float16, bfloat16, int8 or int4 (weights alone), int8-dynamic; int8-static
             and fp8 for TensorRT. By default float32, and float16 for TensorRT (whose oldest GPUs take nothing else) and
             TensorRT-LLM.
         auxiliary_precision: of the auxiliary; by default, the target's.
-        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. Required if and
-            only if something is quantized.
+        calibration: text to measure a quantized pair on: JSON lines with prompt and optionally answer. By default a
+            few neutral texts of ours, of which the report says so; int8-static and fp8 need text like that in
+            production, since their scales follow from it.
         format: onnx for ONNX Runtime, torch for the reference engine, tensorrt for the GPU of this machine,
             tensorrt-rtx for GPUs of the compute capabilities given; tensorrt-llm for that library's plans.
         attention: operator, or decomposed for runtimes that do not know the operators of opset 24.
@@ -43,7 +44,7 @@ class ExportOptions:
     """
 
     target: str
-    auxiliary: str
+    auxiliary: str | None = None
     _: KW_ONLY
     revision: str | None = None
     auxiliary_revision: str | None = None
@@ -66,19 +67,26 @@ class ExportOptions:
             raise InvalidInput("capacity", self.capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
         if self.format not in FORMATS:
             raise InvalidInput("to", self.format, f"choose one of {', '.join(FORMATS)}")
-        for name in ("target", "auxiliary"):
+        for name in ("target", "auxiliary") if self.auxiliary is not None else ("target",):
             source = getattr(self, name)
-            if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
-                raise InvalidInput(name, source, "no such folder, and not a hub id of the form owner/name")
-        DecodingParams.from_dict(dict(self.defaults))
+            named = source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).is_file()
+            if not Path(source).is_dir() and not named:
+                raise InvalidInput(name, source, f"{no_folder(source)}, and not a hub id of the form owner/name")
+        params = DecodingParams.from_dict(dict(self.defaults))
+        if self.auxiliary is None:
+            for name in ("auxiliary_revision", "auxiliary_precision"):
+                if (value := getattr(self, name)) is not None:
+                    raise InvalidInput(name, value, "there is no auxiliary; leave it out")
+            if params.draft is not None and params.uses_model:
+                raise InvalidInput("defaults draft", params.draft, "there is no auxiliary; give lookup")
         kind = FORMATS[self.format]
-        for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=True):
+        for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=False):
             self._check_precision(name, value)
-        quantized = any(value in MEASURED for value in self.precisions)
-        if quantized != (self.calibration is not None):
-            problem = "give text like that in production: the error of a quantized engine depends on it"
-            problem = problem if quantized else "nothing is quantized; leave it out"
-            raise InvalidInput("calibration", self.calibration and str(self.calibration), problem)
+        if self.calibration is not None and not self.measured:
+            raise InvalidInput("calibration", str(self.calibration), "nothing is quantized; leave it out")
+        if self.calibration is None and any(value in STATIC for value in self.precisions):
+            problem = "give text like that in production: the scales of int8-static and fp8 follow from it"
+            raise InvalidInput("calibration", None, problem)
         if self.attention not in ATTENTION or (not kind.of_graph and self.attention != ATTENTION[0]):
             problem = f"choose one of {', '.join(ATTENTION)}; what is no graph has only the first"
             raise InvalidInput("attention", self.attention, problem)
@@ -87,10 +95,15 @@ class ExportOptions:
             raise InvalidInput("compute-capability", given, f"only for --to {' or '.join(able)}")
 
     @property
-    def precisions(self) -> tuple[str, str]:
-        """Of the target and of the auxiliary."""
+    def precisions(self) -> tuple[str, ...]:
+        """Of the target and of the auxiliary, if there is one."""
         precision = self.precision or FORMATS[self.format].precisions[0]
-        return precision, self.auxiliary_precision or precision
+        return (precision,) if self.auxiliary is None else (precision, self.auxiliary_precision or precision)
+
+    @property
+    def measured(self) -> bool:
+        """Whether some engine is quantized, and so measured on text."""
+        return any(value in MEASURED for value in self.precisions)
 
     def _check_precision(self, field: str, precision: str) -> None:
         if precision not in PRECISIONS:

@@ -1,4 +1,4 @@
-"""Two checkpoints in, one pair folder out."""
+"""A target's checkpoint and an auxiliary's in, one pair folder out; or the target's alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def export_pair(
     progress: Callable[[str], None] = lambda stage: None,
     block_efficiency: BlockEfficiency | None = None,
 ) -> bool:
-    """Compile two checkpoints and write `folder/target`, `folder/auxiliary` and `folder/pair.json`.
+    """Compile checkpoints and write `folder/target`, `folder/auxiliary` if there is one, and `folder/pair.json`.
 
     Everything that can be wrong with the input is checked first. Both engines are compared with their checkpoints
     before the folder takes its name; an interrupted export leaves nothing under it. An engine is built only if its hash
@@ -62,12 +61,11 @@ def export_pair(
     new = [model.name for model, spec, _ in plan.engines if engine_differs(folder / model.name, spec)]
     if new:  # of a plan nothing is left to measure: those with 8-bit products are made together
         new += [model.name for model, spec, _ in plan.engines if spec.precision in STATIC]
-    with (
-        write_folder(folder) as pair,
-        tempfile.TemporaryDirectory(prefix=f".{folder.name}.incomplete-", dir=folder.parent) as temporary,
-    ):
-        work = Path(temporary)
-        if plan.calibration is not None and new:
+    progress = _counted(progress, plan, new)
+    with write_folder(folder) as pair:
+        work = pair / "work"
+        work.mkdir()
+        if plan.quantized and new:
             write_plain(work / PLAIN, plan, progress)
         for model, spec, tokenizer in plan.engines:
             own, source = pair / model.name, work / PLAIN / model.name
@@ -90,7 +88,24 @@ def export_pair(
         if plan.calibration is not None and new:
             progress("measuring")
             write_reports(work, pair, plan, plan.calibration, block_efficiency)
+        shutil.rmtree(work)
     return True
+
+
+def _counted(progress: Callable[[str], None], plan: PairPlan, new: Collection[str]) -> Callable[[str], None]:
+    """`progress`, told beside each stage how much was done before it: an engine's stages count as its weights do."""
+    sizes = {model.name: model.size for model, _, _ in plan.engines}
+    total = 2 * sum(sizes.values()) if plan.quantized and new else 0
+    total += sum(sizes[m.name] * (2 + (s.plan is not None)) for m, s, _ in plan.engines if m.name in new)
+    begun: list[int] = []
+
+    def counted(stage: str) -> None:
+        done = 100 * sum(begun) // max(total, 1)
+        name, _, action = stage.partition(": ")
+        begun.append(sizes.get(name, 0) if action != "unchanged" else 0)
+        progress(f"{done} %, {stage}")
+
+    return counted
 
 
 def _link(source: str, to: str) -> None:

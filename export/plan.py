@@ -19,7 +19,7 @@ from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
-from export.quantization.report import Calibration, read_calibration
+from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,18 @@ class PairPlan:
     """What an export will write, its input checked.
 
     Attributes:
-        engines: checkpoint, engine and tokenizer of the target and of the auxiliary.
+        engines: checkpoint, engine and tokenizer of the target and, unless drafts are looked up, of the auxiliary.
         calibration: text to measure quantised engines on; None if there are none.
     """
 
     engines: tuple[tuple[Checkpoint, EngineSpec, PreTrainedTokenizerBase], ...]
     description: dict[str, object]
     calibration: Calibration | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether an engine is made of a float32 pair, which is exported first."""
+        return any(spec.precision in MEASURED for _, spec, _ in self.engines)
 
 
 def plan_pair(
@@ -47,16 +52,15 @@ def plan_pair(
     Raises:
         InvalidInput: something is wrong with it.
     """
-    fields = zip(("precision", "auxiliary_precision"), options.precisions, strict=True)
+    fields = zip(("precision", "auxiliary_precision"), options.precisions, strict=False)
     optimizers = [{"nvidia-modelopt": optimizer_version(*one)} if one[1] in STATIC else {} for one in fields]
     rows, capacity, format = options.rows, options.capacity, options.format
     progress("checking")
-    models = [
-        find("target", options.target, weights, options.revision),
-        find("auxiliary", options.auxiliary, weights, options.auxiliary_revision),
-    ]
+    models = [find("target", options.target, weights, options.revision)]
+    if options.auxiliary is not None:
+        models.append(find("auxiliary", options.auxiliary, weights, options.auxiliary_revision))
     if capacity is None:
-        fewest = min([1024, *(model.positions for model in models if model.positions)])
+        fewest = min([4096, *(model.positions for model in models if model.positions)])
         capacity = max(2 * KV_PAGE, fewest // KV_PAGE * KV_PAGE)
     specs = []
     for model, own, optimizer in zip(models, options.precisions, optimizers, strict=True):
@@ -72,8 +76,8 @@ def plan_pair(
             spec = replace(spec, plan=plan_for(format, spec, options.compute_capabilities))
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
-    size = common_vocabulary(*tokenizers, *(spec.vocab_size for spec in specs))
-    text = None if options.calibration is None else read_calibration(options.calibration, tokenizers[0])
+    size = common_vocabulary(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
+    text = read_calibration(options.calibration or NEUTRAL_TEXT, tokenizers[0]) if options.measured else None
     specs = [
         replace(s, build_hash=build_hash(s, t, text.sha256 if text and s.precision in MEASURED else ""))
         for s, t in zip(specs, tokenizers, strict=True)
@@ -83,6 +87,8 @@ def plan_pair(
         "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
         "defaults": models[0].defaults(options.defaults),
     }
+    if options.auxiliary is None:
+        description["engines"] = ["target"]
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
 
 

@@ -5,6 +5,7 @@ the device, has no branch on data, and takes its noise as an argument.
 """
 
 import os
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 """Written here and nowhere else, so that a checkout that is not installed knows it."""
@@ -18,8 +19,19 @@ for _name, _value in (
 ):
     os.environ.setdefault(_name, _value)
 
-from mtad.errors import CapacityExceeded, InvalidInput  # noqa: E402
-from mtad.methods import METHODS, Method  # noqa: E402
+from mtad.errors import InvalidInput  # noqa: E402
 from mtad.params import DecodingParams  # noqa: E402
 
-__all__ = ["METHODS", "CapacityExceeded", "DecodingParams", "InvalidInput", "Method"]
+if TYPE_CHECKING:
+    from runtime import LLM, AsyncLLM, RuntimeConfig
+
+__all__ = ["LLM", "AsyncLLM", "DecodingParams", "InvalidInput", "RuntimeConfig"]
+
+
+def __getattr__(name: str) -> object:
+    """What programs begin with lies in `runtime`: the one import that points up, made when the name is used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import runtime
+
+    return getattr(runtime, name)

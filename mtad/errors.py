@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import reprlib
 from collections.abc import Iterator
 
@@ -14,6 +15,16 @@ def shown(value: object) -> str:
     """A value as errors show it: 300 characters at most, and without looking at all of a large one."""
     text = _SHORT.repr(value)
     return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that an exception's text has, or the exception's name where it has none."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+
+
+def no_folder(path: object) -> str:
+    """What is wrong with a path that is no folder."""
+    return "a file, not a folder" if os.path.exists(str(path)) else "no such folder"
 
 
 class InvalidInput(ValueError):
@@ -36,13 +47,15 @@ class InvalidInput(ValueError):
 def refused_as(field: str, value: object, problem: str) -> Iterator[None]:
     """Turn any exception of a library raised inside into an `InvalidInput`: `problem`, then the exception's text.
 
-    An `InvalidInput` passes unchanged.
+    An `InvalidInput` passes unchanged. The panics of libraries in Rust, which are no `Exception`, count as well.
     """
     try:
         yield
     except InvalidInput:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InvalidInput(field, value, f"{problem}: {error}") from error
 
 

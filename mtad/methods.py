@@ -54,6 +54,7 @@ class Method:
     def uses(self, name: str) -> bool:
         """Whether a field of `DecodingParams` does anything for it."""
         known = {
+            "draft": self.form is not None,
             "draft_len": self.form is not None,
             "beam_width": self.form == "beams",
             "branching": self.form == "branches",

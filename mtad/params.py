@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS, REMOVED, Method
+from mtad.methods import METHODS, REMOVED, Form, Method
 
 LONGEST = 16
 """Tokens that an automatic draft has at most."""
@@ -36,6 +36,10 @@ class DecodingParams:
 
     Attributes:
         method: Decoding method, a row of `mtad.methods.METHODS`.
+        draft: Where drafts come from: model, the auxiliary; lookup, what followed in prompt and answer where the same
+            tokens stood before; lookup+model, the auxiliary where nothing is found. By default model, and lookup for a
+            pair without an auxiliary. A looked-up draft is a chain whatever the method, and all that its q allows, so
+            that tau of mtad bounds p(prefix) itself.
         draft_len: Number of tokens drafted per block (gamma), at least 1; or auto, up to 16, which follows how many
             tokens are accepted and what a step costs. A lossless method or a budget without a seed goes by the measured
             seconds of blocks, so its samples depend on the load, though not their law. With a seed, or where the law
@@ -65,6 +69,16 @@ class DecodingParams:
             likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
             never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
             than this.
+        thinking_method: Method inside thoughts, between the tags that a model opens and closes them by; by default,
+            method. Behind a tag the other part's rule begins anew, so with a lossless method the answer is a sample of
+            the target's own law given the thought, whatever wrote that (docs/thinking.md).
+        thinking_threshold: accept_threshold inside thoughts; by default, the method's own, or accept_threshold where
+            the method is the same.
+        thinking_divergence: divergence inside thoughts; by default, divergence.
+        thinking_tags: The two tags, such as <think> and </think>; by default, those that the tokenizer is known to
+            have.
+        thinking_token_budget: Maximum number of tokens of each thought, at least 0; the closing tag takes the place of
+            the next one. By default, there is no limit but max_tokens.
         temperature: Divides the logits of both models; at least 0. At 0 nothing is random: lossless methods and budgets
             decode greedily; the others draft by beam search, accept by the distributions at temperature 1, and add the
             target's most likely token.
@@ -73,7 +87,8 @@ class DecodingParams:
             most likely one.
         min_p: Both models then drop tokens less likely than min_p times the most likely one, from 0 to 1; 0 drops none.
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
-        max_tokens: Maximum number of new tokens, at least 1; with prompt_logprobs, also 0, which decodes nothing.
+        max_tokens: Maximum number of new tokens, at least 1; by default, as many as fit behind the prompt. With
+            prompt_logprobs also 0, which decodes nothing.
         stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         stop_token_ids: Tokens that end the text where they first appear, as an end-of-sequence token does. They give no
@@ -88,6 +103,8 @@ class DecodingParams:
         prompt_logprobs: Report the target's log-probability of each prompt token, and this many of the most likely
             alternatives to it, from 0 to 20. The prompt is then prefilled without the prefix cache. By default, nothing
             is reported about the prompt.
+        draft_details: Report of each token whether it was drafted, by how many beams, how likely each model found it,
+            and what was drafted in its place. On a GPU, blocks of such requests do not run as CUDA graphs.
         bad_words: Words that the text must not contain, as token sequences with and without a space before them: the
             last token of a sequence is masked where the others precede it in the text.
         logit_bias: Finite numbers added to the logits of tokens, by token id, in both models and before all other
@@ -103,6 +120,7 @@ class DecodingParams:
     """
 
     method: str = "block"
+    draft: Literal["model", "lookup", "lookup+model"] | None = None
     draft_len: int | Literal["auto"] = "auto"
     beam_width: int = 4
     branching: tuple[int, ...] = (2, 2, 1, 1)
@@ -113,12 +131,17 @@ class DecodingParams:
     relaxed_topk: int = 10
     fly_window_size: int = 2
     draft_confidence: float | None = None
+    thinking_method: str | None = None
+    thinking_threshold: float | None = None
+    thinking_divergence: float | None = None
+    thinking_tags: tuple[str, ...] = ()
+    thinking_token_budget: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int = 128
+    max_tokens: int | None = None
     stop: str | tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -128,6 +151,7 @@ class DecodingParams:
     n: int = 1
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
+    draft_details: bool = False
     bad_words: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     repetition_penalty: float = 1.0
@@ -138,15 +162,20 @@ class DecodingParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        if instead := REMOVED.get(self.method):
-            raise InvalidInput("method", self.method, f"no longer there; use {instead}")
-        if self.method not in METHODS:
-            raise InvalidInput("method", self.method, f"unknown; choose one of {', '.join(METHODS)}")
+        for name in ("method",) if self.thinking_method is None else ("method", "thinking_method"):
+            method = getattr(self, name)
+            if instead := REMOVED.get(str(method)):
+                raise InvalidInput(name, method, f"no longer there; use {instead}")
+            if method not in tuple(METHODS):  # it may be anything
+                raise InvalidInput(name, method, f"unknown; choose one of {', '.join(METHODS)}")
+        if self.draft not in (None, "model", "lookup", "lookup+model"):
+            raise InvalidInput("draft", self.draft, "choose one of model, lookup, lookup+model")
         if self.draft_len != "auto":
             _integer("draft_len", self.draft_len, 1, 128, " or auto")
         _integer("beam_width", self.beam_width, 1, 64)
         _integer("top_k", self.top_k, 0, 2**31 - 1)
-        _integer("max_tokens", self.max_tokens, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
+        most = 2**31 - 1 if self.max_tokens is None else self.max_tokens
+        _integer("max_tokens", most, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**63 - 1)
         if not isinstance(self.branching, tuple) or not self.branching:
@@ -156,10 +185,17 @@ class DecodingParams:
             _integer("branching", children, 1, 64)
         if math.prod(self.branching) > 64:
             raise InvalidInput("branching", self.branching, "a level may have at most 64 nodes; give fewer children")
-        if self.accept_threshold is not None:
-            _real("accept_threshold", self.accept_threshold, 0.0, math.inf, "at least 0 and finite")
-            if self.method == "ensemble" and self.accept_threshold > 1:
-                raise InvalidInput("accept_threshold", self.accept_threshold, "a weight; give a number from 0 to 1")
+        thresholds = ("accept_threshold", self.method), ("thinking_threshold", self.thinking_method or self.method)
+        for name, method in thresholds:
+            if (threshold := getattr(self, name)) is not None:
+                _real(name, threshold, 0.0, math.inf, "at least 0 and finite")
+                if method == "ensemble" and threshold > 1:
+                    raise InvalidInput(name, threshold, "a weight; give a number from 0 to 1")
+        tags = self.thinking_tags
+        if not isinstance(tags, tuple) or len(tags) not in (0, 2) or not all(isinstance(t, str) and t for t in tags):
+            raise InvalidInput("thinking_tags", tags, "give the tag that opens a thought and the one that closes it")
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         _integer("relaxed_topk", self.relaxed_topk, 1, 2**31 - 1)
         _integer("fly_window_size", self.fly_window_size, 1, 127)
         if self.draft_confidence is not None:
@@ -168,10 +204,12 @@ class DecodingParams:
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
         _real("divergence", self.divergence, 0.0, 1.0, "from 0 to 1")
+        if self.thinking_divergence is not None:
+            _real("thinking_divergence", self.thinking_divergence, 0.0, 1.0, "from 0 to 1")
         _real("plausible", self.plausible, 0.0, 1.0, "from 0 to 1")
         _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
         _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
-        for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens", "draft_details"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
         if isinstance(self.stop, list):  # as every client sends it
@@ -182,7 +220,7 @@ class DecodingParams:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or several")
-        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _integer("min_tokens", self.min_tokens, 0, most)
         _integer("n", self.n, 1, 1024)
         _integer("top_logprobs", self.top_logprobs, 0, 20)
         if self.prompt_logprobs is not None:
@@ -210,6 +248,21 @@ class DecodingParams:
         """The method's row of the table."""
         return METHODS[self.method]
 
+    @cached_property
+    def thinking(self) -> DecodingParams:
+        """Those of thoughts; the same object where nothing differs there."""
+        own = self.thinking_method, self.thinking_threshold, self.thinking_divergence
+        each = zip(("method", "accept_threshold", "divergence"), own, strict=True)
+        given = {name: value for name, value in each if value is not None}
+        plain = replace(self, thinking_method=None, thinking_threshold=None, thinking_divergence=None)
+        changed = self.from_dict(given, plain)
+        return self if changed == plain else changed
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the whole text, thoughts included, is distributed as the target's own samples."""
+        return self.spec.lossless and self.thinking.spec.lossless
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -229,8 +282,23 @@ class DecodingParams:
 
     @cached_property
     def drafts(self) -> bool:
-        """Whether anything is drafted, so that the auxiliary's cache must follow the text."""
+        """Whether anything is drafted."""
         return self.spec.form is not None
+
+    @cached_property
+    def uses_model(self) -> bool:
+        """Whether the auxiliary drafts, so that its cache must follow the text."""
+        return self.drafts and self.draft != "lookup"
+
+    @cached_property
+    def looks_up(self) -> bool:
+        """Whether drafts are looked up, be it before the auxiliary is asked."""
+        return self.drafts and self.draft not in (None, "model")
+
+    @cached_property
+    def form(self) -> Form | None:
+        """The form of the draft; what is looked up alone is a chain."""
+        return self.spec.form if self.uses_model or not self.drafts else "chain"
 
     @cached_property
     def drafted(self) -> int:
@@ -238,14 +306,19 @@ class DecodingParams:
         if not self.drafts:
             return 0
         length = LONGEST if self.draft_len == "auto" else self.draft_len
-        return min(length, len(self.branching)) if self.spec.form == "branches" else length
+        return min(length, len(self.branching)) if self.form == "branches" else length
+
+    @property
+    def tree(self) -> bool:
+        """Whether the target scores the whole draft rather than its best path; a looked-up draft is but one path."""
+        return self.spec.tree and self.uses_model
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Nodes of each level of the draft."""
-        if self.spec.form == "branches":
+        if self.form == "branches":
             return tuple(itertools.accumulate(self.branching[: self.drafted], operator.mul))
-        return (self.beam_width if self.spec.form == "beams" else 1,) * self.drafted
+        return (self.beam_width if self.form == "beams" else 1,) * self.drafted
 
     @property
     def draft_width(self) -> int:
@@ -255,7 +328,7 @@ class DecodingParams:
     @property
     def score_width(self) -> int:
         """Nodes of the widest level that the target scores; 1 for a chain, 0 without a draft."""
-        return self.draft_width if self.spec.tree else min(self.draft_width, 1)
+        return self.draft_width if self.tree else min(self.draft_width, 1)
 
     @property
     def constrained(self) -> bool:
@@ -264,17 +337,23 @@ class DecodingParams:
 
     @cached_property
     def automatic(self) -> bool:
-        """Whether the runtime chooses how long drafts are."""
-        return self.draft_len == "auto" and self.drafts and self.spec.form != "branches"
+        """Whether the runtime chooses how long the auxiliary's drafts are."""
+        return self.draft_len == "auto" and self.uses_model and self.form != "branches"
+
+    @cached_property
+    def timed(self) -> bool:
+        """Whether the length of drafts may follow the clock.
+
+        It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
+        makes the tokens the same anyway; with thoughts, where it may in both parts.
+        """
+        own = self.spec.exact and (self.seed is None or self.temperature == 0)
+        return own and (self.thinking is self or self.thinking.timed)
 
     @cached_property
     def follows_load(self) -> bool:
-        """Whether it chooses by measured seconds.
-
-        It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
-        makes the tokens the same anyway.
-        """
-        return self.automatic and self.spec.exact and (self.seed is None or self.temperature == 0)
+        """Whether it chooses by measured seconds."""
+        return self.automatic and self.thinking.automatic and self.timed
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:
@@ -289,7 +368,7 @@ class DecodingParams:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
         values = dict(values)
-        for name in ("branching", "stop_token_ids", "bad_words"):
+        for name in ("branching", "stop_token_ids", "bad_words", "thinking_tags"):
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys

@@ -123,7 +123,7 @@ class AsyncLLM:
         with self._changed:
             self._check_open()
             self.llm.submit(*requests)
-            self._choices |= {r.id: Choice(r, stream, index) for index, r in enumerate(requests)}
+            self._choices |= {r.id: Choice(r, stream.inbox, index) for index, r in enumerate(requests)}
             self._changed.notify()
         return stream
 
@@ -215,7 +215,7 @@ class AsyncLLM:
         return True
 
     def _deliver(self, ended: list[Request]) -> None:
-        deltas: dict[asyncio.AbstractEventLoop, list[tuple[Stream, OutputDelta]]] = {}
+        deltas: dict[asyncio.AbstractEventLoop, list[tuple[Choice, OutputDelta]]] = {}
         ids = dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended))
         with self._changed:  # `submit_many` queues a request and adds its choice under the same lock
             choices = [self._choices[id] for id in ids]
@@ -224,14 +224,14 @@ class AsyncLLM:
         for choice in choices:
             delta = choice.delta()
             if delta:
-                deltas.setdefault(choice.stream.loop, []).append((choice.stream, delta))
+                deltas.setdefault(choice.inbox.loop, []).append((choice, delta))
         for event_loop, batch in deltas.items():
             try:
                 event_loop.call_soon_threadsafe(_put, batch)
             except RuntimeError:  # that event loop is closed
-                self.llm.loop.cancel([request for stream, _ in batch for request in stream.requests])
+                self.llm.loop.cancel([choice.request for choice, _ in batch])
 
 
-def _put(batch: list[tuple[Stream, OutputDelta]]) -> None:
-    for stream, delta in batch:
-        stream.put(delta)
+def _put(batch: list[tuple[Choice, OutputDelta]]) -> None:
+    for choice, delta in batch:
+        choice.inbox.put(delta)

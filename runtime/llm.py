@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from runtime.pair import Pair, open_pair
 from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.thoughts import Thoughts, known_tags, opened
 from runtime.speculation.planner import variants
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class LLM:
 
     Attributes:
         blocks: runs blocks on a device; None where they run on the host.
+        tags: by which the pair's tokenizer opens and closes thoughts; None where they are not known.
 
     Raises:
         InvalidInput: the folder is not a usable pair, or an option does not fit it.
@@ -110,9 +113,11 @@ class LLM:
             config.max_prefill_tokens,
             pair.costs,
         )
+        self.tags = known_tags(pair.tokenizer)
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
+        pair.settled(pair.defaults)
         self.record([pair.defaults] if record is None else record)
-        self._ids = itertools.count()
+        self._ids, self._process = itertools.count(), os.getpid()
 
     def record(self, params: Sequence[DecodingParams]) -> None:
         """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.
@@ -143,9 +148,11 @@ class LLM:
             InvalidInput: a prompt or parameter is unusable; nothing was run.
             RequestFailed: something broke under one of them; the others are given up.
         """
+        if not isinstance(prompts, Sequence):
+            raise InvalidInput("prompts", prompts, "give text, token ids, or a sequence of them")
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         many = cast("Sequence[Prompt]", [prompts] if one else prompts)
-        each = [params] * len(many) if params is None or isinstance(params, DecodingParams) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
             raise InvalidInput("params", f"{len(each)} given", f"give one, or one for each of the {len(many)} prompts")
         requests = [r for prompt, p in zip(many, each, strict=True) for r in self.requests(prompt, p)]
@@ -201,7 +208,7 @@ class LLM:
             client: who asks; rows are shared out fairly among clients.
             cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
             grammar: what `compiled` returned; by default, this thread waits for it.
-            fit: `max_tokens` is what fits behind the prompt, at most the pair's own default where it has one.
+            fit: where `max_tokens` do not fit behind the prompt, it is what fits.
 
         Raises:
             InvalidInput: prompt or parameters are unusable.
@@ -211,18 +218,35 @@ class LLM:
             raise InvalidInput("priority", priority, "give an integer")
         grammar = self._constrainer.check(params, grammar)
         ids = self._prompts.token_ids(prompt)
-        if fit and (left := self.loop.scheduler.room_for_tokens - len(ids)) > 0:
-            params = replace(params, max_tokens=min(left, params.max_tokens) if self.pair.limited else left)
+        left = max(1, self.loop.scheduler.room_for_tokens - len(ids))
+        if params.max_tokens is None or (fit and params.max_tokens > left):
+            params = replace(params, max_tokens=left)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
-        salt = int.from_bytes(blake2b(cache_salt.encode(), digest_size=7).digest()) + 1 if cache_salt else 0
+        salted = blake2b(cache_salt.encode(errors="surrogatepass"), digest_size=7).digest()
+        salt = int.from_bytes(salted) + 1 if cache_salt else 0
         scores: list[TokenScore] = []
         requests = [
             Request(next(self._ids), ids, params, s, i, priority, client, salt, grammar=grammar, prompt_scores=scores)
             for i, s in enumerate(seeds)
         ]
+        for request in requests:
+            request.thoughts = self._thoughts(ids, params)
         self.loop.scheduler.check(requests[0])
         return requests
+
+    def _thoughts(self, prompt: list[int], params: DecodingParams) -> Thoughts | None:
+        tags = params.thinking_tags or self.tags
+        if tags is None:
+            for name in ("thinking_method", "thinking_threshold", "thinking_divergence", "thinking_token_budget"):
+                if (value := getattr(params, name)) is not None:
+                    raise InvalidInput(name, value, "no tags of thoughts are known of this pair; give thinking_tags")
+            return None
+        opening, closing = (self.tokenize(tag, special_tokens=False) for tag in tags)
+        if not (opening and closing):
+            raise InvalidInput("thinking_tags", tags, "the tokenizer makes no tokens of one of them")
+        inside = opened(prompt, opening, self.pair.tokenizer)
+        return Thoughts(opening, closing, inside, params.thinking_token_budget)
 
     def add(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Request:
         """Queue one request.
@@ -253,17 +277,14 @@ class LLM:
         """
         self.loop.scheduler.submit(*requests)
 
-    @staticmethod
-    def result(request: Request) -> Result:
-        """The result of a request that ended; see `Result.of`."""
-        return Result.of(request)
-
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as `Prompts.tokenize` makes them."""
         return self._prompts.tokenize(text, special_tokens)
 
     def _checked(self, params: DecodingParams | None) -> DecodingParams:
+        if os.getpid() != self._process:
+            raise InvalidInput("llm", None, "opened before this process was forked, without its threads; open it here")
         params = self.pair.defaults if params is None else params
         if not isinstance(params, DecodingParams):
             raise InvalidInput("params", params, "give DecodingParams; DecodingParams.from_dict makes them from a dict")
-        return params
+        return self.pair.settled(params)

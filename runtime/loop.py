@@ -21,6 +21,7 @@ from runtime.scheduler.plan import Plan
 from runtime.scheduler.prefill_budget import PrefillBudget
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
+from runtime.speculation.lookup import Lookups
 from runtime.speculation.planner import DraftCosts, Planner, with_length
 
 CATCH_UP = 4
@@ -48,7 +49,7 @@ class DecodingLoop:
         costs: of automatic drafts that do not follow the load.
 
     Attributes:
-        planner: decides how long automatic drafts are.
+        planner, lookups: decide how long automatic drafts are, the auxiliary's and those that are looked up.
         totals: running totals over all requests.
         prompts_apart: compute prompts before the next block rather than beside it, on engines that would do that; the
             time of blocks is then that of decoding alone.
@@ -67,6 +68,7 @@ class DecodingLoop:
         self.totals = output.totals
         self._runner, self._budget = runner, PrefillBudget(max_prefill_tokens)
         self.planner = Planner(scheduler.max_draft_len, costs)
+        self.lookups = Lookups(scheduler.max_draft_len, costs)
         self.prompts_apart = False
         self._ended: list[Request] = []
         self._catch_up_seconds = 0.0
@@ -113,7 +115,7 @@ class DecodingLoop:
                 request.fail(error)
                 continue
             self.output.record_prefill(request, began)
-            if not request.params.max_tokens and request.target_cached == request.committed - 1:
+            if not request.max_tokens and request.target_cached == request.committed - 1:
                 request.finish_reason = "length"
         self._end()
 
@@ -127,17 +129,18 @@ class DecodingLoop:
             spare_tokens: that may be prefilled besides; more than the rows decode meanwhile are in any case.
         """
         is_kept = [request in members for request in requests]
-        params = self.planner.plan(requests)
+        drafts = self.lookups.find(requests)
+        params = self.planner.plan(requests, list(map(bool, drafts)))
         if not all(is_kept):
             params = [p if own else _IDLE for p, own in zip(params, is_kept, strict=True)]
         began = time.perf_counter()
         budget = max(spare_tokens, self._budget.most // CATCH_UP, 2 * len(requests))
-        current = self.caches.catch_up(requests, [p.drafts for p in params], budget)
+        current = self.caches.catch_up(requests, [p.uses_model for p in params], budget)
         self._catch_up_seconds = time.perf_counter() - began
         self.totals.prefill_seconds += self._catch_up_seconds
         if not current:
             own = zip(params, requests, strict=True)
-            params = [with_length(p, 0) if one.params.follows_load else p for p, one in own]
+            params = [with_length(p, 0) if one.params.follows_load and p.uses_model else p for p, one in own]
         began, deferred = time.perf_counter(), self.caches.deferred_rows
         self.caches.reserve(requests, self.scheduler.lookahead)
         block = self._runner.run(
@@ -151,13 +154,17 @@ class DecodingLoop:
                     for request, own in zip(requests, is_kept, strict=True)
                 ],
                 is_kept,
+                drafts,
             )
         )
         seconds, alone = time.perf_counter() - began, all(is_kept) and self.caches.deferred_rows >= deferred
         accepted = [len(tokens) - 1 for tokens in block.tokens]
-        drafted = [count if ok else 0 for count, ok in zip(block.drafted_levels, block.finite, strict=True)]
-        catch_up = self._catch_up_seconds
-        self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, alone)
+        judged = zip(block.drafted_levels, block.finite, params, strict=True)
+        drafted = [count if ok and p.uses_model else 0 for count, ok, p in judged]
+        catch_up, drawn, found = self._catch_up_seconds, any(p.uses_model for p in params), any(drafts)
+        self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, alone and (drawn or not found))
+        tokens = [own if kept else [] for own, kept in zip(block.tokens, is_kept, strict=True)]
+        self.lookups.observe(requests, drafts, tokens, seconds, alone and not drawn)
         return block
 
     def _run_each_alone(self, requests: Sequence[Request], error: Exception) -> None:
@@ -179,7 +186,7 @@ class DecodingLoop:
 
     def _is_drafted(self, request: Request) -> bool:
         """Whether a request that joins is going to be drafted for at once."""
-        drafted = request.params.drafts and request.params.max_tokens > 0
+        drafted = request.part_params.uses_model and request.max_tokens > 0
         return drafted and (not request.params.follows_load or self.planner.drafts)
 
     def cancel(self, requests: Sequence[Request], report: bool = True) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from engines.base import Engine
 from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
-from engines.memory import Memory
+from engines.memory import Memory, format_bytes
+from engines.no_auxiliary import NoAuxiliary
 from engines.placement import Placement
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
@@ -27,8 +28,9 @@ from runtime.step_times import LEVELS, draft_seconds, step_seconds
 
 log = logging.getLogger(__name__)
 
+
 ROLES = ("target", "auxiliary")
-"""Names of the two engine folders."""
+"""Names of the two engine folders; a pair whose drafts are looked up has the first alone."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Pair:
     """Two engines that decode together.
 
     Attributes:
+        auxiliary: `NoAuxiliary` where drafts are looked up alone.
         vocab_size: token ids both know.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of each engine.
-        limited: whether `pair.json` has a `max_tokens` of its own.
         costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
@@ -56,7 +58,6 @@ class Pair:
     weights: int
     defaults: DecodingParams
     threads: int
-    limited: bool = False
     costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
 
@@ -77,13 +78,25 @@ class Pair:
         beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
 
+    def settled(self, params: DecodingParams) -> DecodingParams:
+        """A request's parameters, with drafts that this pair has.
+
+        Raises:
+            InvalidInput: they ask for the auxiliary, and there is none.
+        """
+        if not isinstance(self.auxiliary, NoAuxiliary) or not params.uses_model:
+            return params
+        if params.draft is not None:
+            raise InvalidInput("draft", params.draft, "the pair has no auxiliary; give lookup, or leave it out")
+        return replace(params, draft="lookup")
+
     @property
     def law(self) -> str:
         """What a request gets that asks for nothing else; for people."""
         own = self.defaults
         bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
         sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
-        return f"default: {own.method} ({'lossless' if own.spec.lossless else bound}), {sampling}"
+        return f"default: {own.method} ({'lossless' if own.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:
@@ -109,26 +122,38 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         follow_if_launched()
     values = read_description(folder)
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
-    target, auxiliary = (read_spec(folder / name) for name in ROLES)
-    check_agreement(target, auxiliary, ("rows", "capacity"), vocab_size)
-    placement, why = config.placement.chosen({folder / "target": target, folder / "auxiliary": auxiliary})
-    kinds = [placement.check(spec) for spec in (target, auxiliary)]
-    weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in ROLES}
+    specs = {name: read_spec(folder / name) for name in values["engines"]}
+    target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
+    for name, (ours, theirs) in {n: (getattr(target, n), getattr(auxiliary, n)) for n in ("rows", "capacity")}.items():
+        if ours != theirs:
+            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
+    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
+        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
+    placement, why = config.placement.chosen({folder / name: spec for name, spec in specs.items()})
+    kinds = [placement.check(spec) for spec in specs.values()]
+    weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)
     keep = config.prefix_columns(target.capacity)
-    if config.memory is not None and not paged:
-        fitting = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep).within(config.memory).rows
-        rows = fitting if rows is None else min(rows, fitting)
-    tokenizer = open_tokenizer(folder / "target", vocabulary)
-    open_tokenizer(folder / "auxiliary", vocabulary)
+    if not paged:
+        whole = Memory.of(target, auxiliary, sum(weights.values()), nodes + 1, keep)
+        if config.memory is not None:
+            fitting = whole.within(config.memory).rows
+            rows = fitting if rows is None else min(rows, fitting)
+        elif not placement.on_gpu:
+            _check_memory(replace(whole, rows=rows or whole.rows))
+    tokenizer, *_ = [open_tokenizer(folder / name, vocabulary) for name in specs]
     if ranks > 1:
         parallel = open_parallel(folder / "target", replace(target, rows=rows or target.rows), ranks, placement)
         engine: Engine = parallel
         weights["target"] = parallel.weights
     else:
         engine = open_engine(folder / "target", placement, rows)
-    drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
-    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{f' ({why})' if why else ''}"
+    drafter: Engine = NoAuxiliary(engine.spec, str(engine.device))
+    apart = ""
+    if "auxiliary" in specs:
+        drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
+        apart = ", which drafts faster" if kinds[1].drafters and type(drafter) is not type(engine) else ""
+    runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{apart}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
         target=engine,
@@ -139,7 +164,6 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         weights=sum(weights.values()),
         defaults=_read_defaults(values["defaults"]),
         threads=placement.threads,
-        limited="max_tokens" in values["defaults"],
         costs=_read_costs(values.get("costs", {})),
         runs_on=runs_on,
     )
@@ -151,6 +175,18 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
             if one.cache.pages:
                 one.cache.allocate_pages(pages)
     return pair
+
+
+def _check_memory(wanted: Memory) -> None:
+    """Refuse rows that this machine cannot hold, before a cache is allocated.
+
+    Raises:
+        InvalidInput: they take more than all of its memory.
+    """
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else wanted.total
+    if wanted.total > there:
+        problem = f"{wanted}, and this machine has {format_bytes(there)}; give fewer, or --memory for as many as fit"
+        raise InvalidInput("rows", wanted.rows, problem)
 
 
 def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | None) -> Engine:
@@ -173,35 +209,23 @@ def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | 
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `pair.json` says.
+    """What `pair.json` says; where it names no engines, there are both.
 
     Raises:
         InvalidInput: it is missing or damaged.
     """
-    values, kinds = read_json(folder, "pair.json"), {"vocab_size": int, "vocabulary_hash": str, "defaults": dict}
-    try:
-        return {**values, **{name: kind(values[name]) for name, kind in kinds.items()}}
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput("pair.json", str(folder), "fields missing; export again") from None
-
-
-def check_agreement(target: Any, auxiliary: Any, names: Sequence[str], vocab_size: int) -> None:
-    """Make sure that the descriptions of two engines have the same `names`, and logits for all ids they share.
-
-    Raises:
-        InvalidInput: they have not.
-    """
-    for name in names:
-        ours, theirs = getattr(target, name), getattr(auxiliary, name)
-        if ours != theirs:
-            raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
-    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
-        raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
+    values = read_json(folder, "pair.json")
+    for name, kind in (("vocab_size", int), ("vocabulary_hash", str), ("defaults", dict)):
+        if type(values.get(name)) is not kind or (name == "vocab_size" and values[name] < 1):
+            raise InvalidInput(f"pair.json {name}", values.get(name), "missing or damaged; export again")
+    if values.setdefault("engines", list(ROLES)) not in (["target"], list(ROLES)):
+        raise InvalidInput("pair.json engines", values["engines"], "give target, or target and auxiliary")
+    return values
 
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    if (method := values.get("method")) in REMOVED:
+    if (method := str(values.get("method"))) in REMOVED:
         default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
         log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
         values = {name: value for name, value in values.items() if name not in own}
@@ -216,7 +240,8 @@ def store_costs(folder: Path) -> None:
     """
     pair = open_pair(folder)
     one, many = (step_seconds(pair.target, tokens) for tokens in (1, 17))
-    level, node = draft_seconds(pair.auxiliary, 1) / LEVELS / one, max(0.0, many - one) / 16 / one
+    drafts = 0.0 if isinstance(pair.auxiliary, NoAuxiliary) else draft_seconds(pair.auxiliary, 1)
+    level, node = drafts / LEVELS / one, max(0.0, many - one) / 16 / one
     costs = DraftCosts(round(level, 3), round(node, 3))
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
 
@@ -267,12 +292,11 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
     Raises:
         InvalidInput: damaged, or another vocabulary.
     """
-    try:
+    with refused_as("folder", str(folder), "its tokenizer cannot be loaded"):  # there are many for damaged files
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-    except Exception as error:  # transformers and tokenizers have many for damaged files
-        raise InvalidInput("folder", str(folder), f"its tokenizer cannot be loaded: {error}") from error
+        tokenizer.backend_tokenizer.encode("a")  # by a damaged normalizer too
     if vocabulary is not None and vocabulary_hash(tokenizer.get_vocab()) != vocabulary:
         raise InvalidInput("folder", str(folder), "its vocabulary is not the one that was checked; export again")
     return tokenizer

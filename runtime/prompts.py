@@ -8,7 +8,7 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
-from mtad.errors import CapacityExceeded, InvalidInput
+from mtad.errors import CapacityExceeded, InvalidInput, refused_as
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -31,11 +31,13 @@ class Prompts:
         Raises:
             CapacityExceeded: the text could not fit even if all its tokens were as long as the vocabulary's longest;
                 it is not tokenized then.
+            InvalidInput: the tokenizer cannot read it.
         """
         if len(text) > self._room * self.longest_token:
             problem = f"give fewer than {self._room} tokens, of {self.longest_token} characters at most"
             raise CapacityExceeded("prompt", f"{len(text)} characters", problem)
-        return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        with refused_as("prompt", text, "the tokenizer cannot read it"):  # such as half of a surrogate pair
+            return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     @cached_property
     def longest_token(self) -> int:

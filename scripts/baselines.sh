@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The libraries that `mtad bench peers` compares with, each in an environment of its own below build/baselines:
+# The libraries that `python -m scripts.bench peers` compares with, each in an environment of its own below build/baselines:
 #     scripts/baselines.sh [onnxruntime-genai] [openvino-genai] [llama.cpp]       by default, all of them
 # Hugging Face, another of them, is installed anyway.
 set -euo pipefail

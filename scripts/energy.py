@@ -21,7 +21,7 @@ class EnergyMeter:
     """All energy counters of the machine: whatever runs on it counts, this process or not.
 
     Counters advance every few (RAPL) to a hundred (NVML) milliseconds, so a single short answer may read as 0; sums
-    over many answers are right. GPUs are read through nvidia-ml-py, processors through zeus (extra `energy`). `name`
+    over many answers are right. GPUs are read through nvidia-ml-py, processors through zeus. `name`
     says what is measured, or `none` and why; `available`, whether `end` gives figures.
     """
 
@@ -51,7 +51,7 @@ def _gpus() -> Counters:
     try:
         import pynvml as nvml
     except ImportError:
-        raise NoCounters("nvidia-ml-py is not installed (extra energy)") from None
+        raise NoCounters("nvidia-ml-py is not installed") from None
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -73,7 +73,7 @@ def _processors() -> Counters:
     try:
         zeus, problems = (importlib.import_module(f"zeus.device{part}") for part in ("", ".exception"))
     except ImportError:
-        raise NoCounters("zeus is not installed (extra energy)") from None
+        raise NoCounters("zeus is not installed") from None
     try:
         packages = zeus.get_cpus()
     except problems.ZeusBaseCPUError as error:

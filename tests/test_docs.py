@@ -84,8 +84,7 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 @EVERY_PAGE
 def test_every_option_that_a_page_gives_a_command_exists(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, *arguments in commands(page, "mtad "):
-        if name != "bench":  # a script's
-            assert_parses(importlib.import_module(COMMANDS[name][0]).main, arguments, monkeypatch)
+        assert_parses(importlib.import_module(COMMANDS[name][0]).main, arguments, monkeypatch)
 
 
 @EVERY_PAGE
@@ -99,6 +98,23 @@ def test_python_on_a_page_imports_names_that_exist(page: Path) -> None:
                     assert name.name in shown or hasattr(module, name.name), (
                         f"{page.name} imports {name.name} from {node.module}"
                     )
+
+
+@pytest.mark.parametrize("page", ["python-api.md", "deployment.md"])
+def test_python_on_a_page_about_a_pair_runs_and_gives_what_the_page_says(
+    page: str,
+    pair_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "my-pair").symlink_to(pair_folders("torch"))
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(DOCS / page, "python"):
+        exec(compile(block, page, "exec"), {"__name__": "page"})
+    printed, shown = capfd.readouterr().out, blocks(DOCS / page, "text")
+    assert all(text in printed for text in shown[:1]), printed
 
 
 def test_what_was_not_executed_is_said_on_one_page_only() -> None:

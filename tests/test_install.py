@@ -13,11 +13,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.support.pages import blocks
+from tests.support.pages import commands as commands_of
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
@@ -88,9 +90,9 @@ def elsewhere(installed: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed: Path, elsewhere: Path) -> None:
-    """Only the server needs an extra."""
+    """Only the server needs an extra. The first block installs, and the second downloads."""
     outside = {"PYTHONPATH": "", "NUMBA_OPT": "0"}  # rules are compiled anew, for so few texts
-    _, exports, serves = blocks(ROOT / "README.md", "bash")  # the first ones run the tests
+    _, _, exports, serves = blocks(ROOT / "README.md", "bash")
     commands = run("bash", "-ec", exports, cwd=elsewhere, **outside)
     (code,) = blocks(ROOT / "README.md", "python")
     python = run(installed / "python", "-c", code, cwd=elsewhere, **outside)
@@ -99,17 +101,19 @@ def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed:
     assert "mtad generate build/my-pair" in commands.stderr, "the next command is said"
     assert "tokens per pass" in commands.stderr
     assert python.stdout.strip()
-    for name, remedy in (("serve", "pip install 'mtad[serve]'"), ("bench", "checkout")):
-        refused = subprocess.run(
-            [installed / "mtad", name, "my-pair"],
-            cwd=elsewhere / "build",
-            env={**os.environ, **outside},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert refused.returncode == 2, refused.stderr
-        assert remedy in refused.stderr
+    assert "SELECT AVG(age) FROM singer" in commands.stdout, "what the README says it answers"
+    environment = {**os.environ, **outside}
+    where: dict[str, Any] = {"cwd": elsewhere, "env": environment, "capture_output": True, "text": True}
+    refused = subprocess.run([installed / "mtad", "serve", "build/my-pair"], **where, check=False)
+    assert refused.returncode == 2, refused.stderr
+    assert "the extra serve installs it" in refused.stderr
+    (elsewhere / "build" / "demo-pair").symlink_to("my-pair")
+    for words in commands_of(ROOT / "docs" / "quickstart.md", "mtad "):
+        if words[0] != "serve":
+            ran = subprocess.run(
+                [installed / "mtad", *words], **where, input="How many singers are there?\n", check=False
+            )
+            assert ran.returncode == 0, f"{words}: {ran.stderr}"
 
 
 def assert_serves(text: str, folder: Path) -> None:

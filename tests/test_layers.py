@@ -13,6 +13,8 @@ from graphlib import TopologicalSorter
 
 import pytest
 
+import mtad
+import runtime
 from tests.support.paths import ROOT
 
 ENGINES = {"mtad", "engines"}
@@ -28,6 +30,8 @@ BELOW = {
     "tests/scripts": {*ALL, "tests", "tests/scripts", "scripts"},
 }
 """What the modules of a folder may import of ours; the longest name that fits a module counts."""
+UPWARDS = {("mtad/__init__", "runtime")}
+"""The one exception, made when a name is used: `from mtad import LLM`, for programs that use the package."""
 
 
 def layer(module: str) -> str:
@@ -51,8 +55,15 @@ def imports() -> list[tuple[str, str]]:
 
 
 def test_a_package_imports_only_what_lies_below_it() -> None:
-    for module, other in imports():
+    assert set(imports()) >= UPWARDS
+    for module, other in set(imports()) - UPWARDS:
         assert layer(other) in {"", *BELOW[layer(module)]}, f"{module} imports {other}"
+
+
+def test_programs_begin_with_one_import() -> None:
+    assert [getattr(mtad, name) for name in ("LLM", "DecodingParams")] == [runtime.LLM, runtime.DecodingParams]
+    with pytest.raises(AttributeError):
+        mtad.Nothing  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def load_onnxruntime() -> ModuleType:
     try:
         return importlib.import_module("onnxruntime")
     except ImportError as error:
-        problem = f"cannot be imported ({error}); pip install mtad installs it; PyTorch engines do not need it"
+        problem = f"cannot be imported ({error}); PyTorch engines do not need it"
         raise InvalidInput("onnxruntime", "missing", problem) from error
 
 
@@ -60,7 +60,7 @@ def check_cuda() -> None:
     if PROVIDERS["cuda"] not in ort.get_available_providers():
         problem = (
             f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS['cuda']}; remove the package "
-            "onnxruntime and install onnxruntime-gpu: pip install 'mtad[cuda]' (Linux, x86-64)"
+            "onnxruntime and install onnxruntime-gpu, which the extra cuda names (Linux, x86-64)"
         )
         raise InvalidInput("provider", "cuda", problem)
     # puts torch's or NVIDIA's packages of CUDA and cuDNN where the provider's library finds them; it prints
@@ -98,7 +98,7 @@ def check_session(session: ort.InferenceSession) -> None:
         problem = (
             "ONNX Runtime could not load it (see its log): it needs CUDA "
             f"{getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9 (torch is built for CUDA "
-            f"{torch.version.cuda}); pip install 'mtad[cuda]' installs them"
+            f"{torch.version.cuda}); the extra cuda installs them"
         )
         raise InvalidInput("provider", "cuda", problem)
     left = Counter(

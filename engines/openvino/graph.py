@@ -44,7 +44,7 @@ def load_openvino() -> ModuleType:
     try:
         module = importlib.import_module("openvino")
     except ImportError as error:
-        raise InvalidInput("provider", "openvino", f"{error}; pip install 'mtad[openvino]' installs it") from error
+        raise InvalidInput("provider", "openvino", f"{error}; the extra openvino installs it") from error
     if platform.machine() not in ("x86_64", "AMD64"):
         raise _refused(f"its paged attention is for x86-64, and this machine is {platform.machine()}")
     return module

@@ -37,7 +37,7 @@ from engines.placement import versions
 from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet
 from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
-from mtad.errors import InvalidInput, refused_as
+from mtad.errors import InvalidInput, first_line, refused_as
 from mtad.params import SAMPLING, DecodingParams
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,11 @@ class Checkpoint:
     digest: str
     source: str
     download: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights, as they are stored."""
+        return sum(file.stat().st_size for kind in WEIGHTS for file in self.folder.glob(kind))
 
     @property
     def positions(self) -> int | None:
@@ -218,12 +223,16 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
     path = folder / "config.json"
     if not path.is_file():
         raise InvalidInput(name, source, "the folder has no config.json; give a Hugging Face checkpoint")
+    with refused_as(name, source, "its config.json is damaged or not that of a checkpoint"):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or not values.get("architectures"):
+            raise InvalidInput(name, source, "its config.json names no architecture; give a Hugging Face checkpoint")
+        architecture = values["architectures"][0]
     try:
-        architecture = json.loads(path.read_text(encoding="utf-8"))["architectures"][0]
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # configurations check themselves, each in its own way
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        problem = f"transformers {transformers.__version__} does not know the model in its config.json: {reason}"
+        problem = f"transformers {transformers.__version__} does not know the model in its config.json"
+        problem += f": {first_line(error)}"
         raise InvalidInput(name, source, problem) from error
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None or known.__name__ != architecture:
@@ -260,5 +269,5 @@ def _download(name: str, source: str, weights: bool, revision: str | None) -> tu
                 break
         return folder, 0
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InvalidInput(name, source, f"no such folder, and the hub request failed: {reason}") from None
+        problem = f"no such folder, and the hub request failed: {first_line(error)}"
+        raise InvalidInput(name, source, problem) from None

@@ -43,7 +43,7 @@ def optimizer_version(field: str, precision: str) -> str:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         problem = f"NVIDIA Model Optimizer calibrates it, and {missing[0]} is not installed"
-        raise InvalidInput(field, precision, f"{problem}; pip install 'mtad[modelopt]' installs it")
+        raise InvalidInput(field, precision, f"{problem}; the extra quantized installs it")
     return version("nvidia-modelopt")
 
 

@@ -32,6 +32,8 @@ CONTEXT, REPEATS = 256, 41
 """Columns attended to, and repetitions, when steps are timed."""
 METHODS = ("speculative", "mtad")
 """Methods whose block efficiency is reported, with their default parameters."""
+NEUTRAL_TEXT = Path(__file__).with_name("neutral.jsonl")
+"""What is measured on where the user gives no text of their own: prose, questions, code and data, about 900 tokens."""
 BlockEfficiency = Callable[[Path, Sequence[Sequence[int]], DecodingParams], dict[str, float]]
 """Decodes prompts with a pair folder and says the tokens per target pass: `runtime.tuning.efficiency.block_efficiency`,
 which comes as an argument because this package knows nothing of decoding."""
@@ -42,10 +44,12 @@ class Calibration:
     """Text to measure on.
 
     Attributes:
+        bundled: it is `NEUTRAL_TEXT`, which may not be like the user's.
         texts: token ids of each line, its answer included.
     """
 
     name: str
+    bundled: bool
     sha256: str
     prompts: list[list[int]]
     texts: list[list[int]]
@@ -65,7 +69,7 @@ def read_calibration(path: Path, tokenizer: PreTrainedTokenizerBase) -> Calibrat
     texts = [list(tokenizer(example.prompt + (example.answer or "")).input_ids) for example in examples]
     if max(map(len, texts)) < 2:
         raise InvalidInput("calibration", str(path), "none of its lines has two tokens or more")
-    return Calibration(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), prompts, texts)
+    return Calibration(path.name, path == NEUTRAL_TEXT, hashlib.sha256(path.read_bytes()).hexdigest(), prompts, texts)
 
 
 @torch.inference_mode()
@@ -170,6 +174,7 @@ def measure(
         ),
         "text": {
             "file": calibration.name,
+            "bundled": calibration.bundled,
             "sha256": calibration.sha256,
             **compare_on_text(*engines, calibration.texts),
         },

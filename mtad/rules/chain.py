@@ -42,14 +42,16 @@ def ensemble(row, scored, bonus):
 
     A drafted token is so distributed as that mixture, whose residual max(w p + (1 - w) q - q, 0) is w max(p - q, 0);
     after full acceptance the bonus token comes from p, as in Hugging Face's `assistant_ensemble_weight`. At temperature
-    0, drafted tokens that are the mixture's most likely ones are kept.
+    0, drafted tokens that are the mixture's most likely ones are kept. Nothing that constraints forbid is, which a
+    looked-up draft does not know of.
     """
     w = row.threshold
     for node in range(int(scored.drafted.sum())):
+        possible = scored.p.logits[scored.parents[node] + 1, scored.tokens[node]] != -math.inf
         if row.greedy:
-            if not leads_mixture(scored, node, w):
+            if not (possible and leads_mixture(scored, node, w)):
                 return node - 1
-        elif not scored.accept[node] < w * ratio_of(scored, node) + (1.0 - w):
+        elif not (possible and scored.accept[node] < w * ratio_of(scored, node) + (1.0 - w)):
             return keep_residual(scored, node - 1, 1.0, bonus)
     return int(scored.drafted.sum()) - 1
 

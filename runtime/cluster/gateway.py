@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +27,11 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
-from runtime.cluster.board import Report
+from runtime.cluster.board import STALE_SECONDS, Report
 from runtime.cluster.router import prefix_keys
 from runtime.scheduler.scheduler import QueueFull
 from runtime.server.app import table
-from runtime.server.bodies import BodyReader
+from runtime.server.bodies import RestingThread
 from runtime.server.errors import ApiError, api_error, cancelled
 from runtime.server.metrics import exposition
 from runtime.server.middleware import CLIENT
@@ -41,6 +42,7 @@ from runtime.server.streaming import cancel_on_disconnect
 log = logging.getLogger(__name__)
 
 FULL_SECONDS = 0.1  # when all queues are full, a request whose replica died is offered again after so long
+BOARD_SECONDS = 0.2  # the board that does not answer in so long starts again, or hangs
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
 _UNREACHABLE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
@@ -61,8 +63,9 @@ class Gateway:
         self._replicas, self._reports, self.update_refused = replicas, reports, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
-        self._bodies = BodyReader()
+        self._bodies, self._scrapes = RestingThread(), RestingThread()
         self._draining, self._retries, self._broken = False, 0, 0
+        self._last: tuple[float, list[Report]] = 0.0, []
         self._router = Router([row.route for row in table(self)])  # what is in no row, or fixed, needs no replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,18 +94,28 @@ class Gateway:
     async def ready(self, _: Request) -> Response:
         if self._draining:
             return JSONResponse({"status": "draining"}, 503)
-        ready = len(await self._reports())
+        ready = len(await self._known())
         update = {"update_refused": self.update_refused} if self.update_refused else {}
         status = {"status": "ready" if ready else "starting", "replicas": ready}
         return JSONResponse(status | update, 200 if ready else 503)
 
-    async def scrape(self, request: Request) -> Response:
+    async def scrape(self, _: Request) -> Response:
         own: list[Metric] = [
             GaugeMetricFamily("mtad_gateway_requests", "requests on their way", value=len(self._serving)),
             CounterMetricFamily("mtad_gateway_retries", "tried again on another replica", value=self._retries),
             CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
         ]
-        return exposition(request, own + merged(await self._reports()))
+        reports = await self._known()
+        return await self._scrapes.run(lambda: exposition(own + merged(reports)))
+
+    async def _known(self) -> list[Report]:
+        """The replicas' reports: those of before where the board has none, because it has just started again."""
+        with contextlib.suppress(RayError, TimeoutError):
+            async with asyncio.timeout(BOARD_SECONDS):
+                if found := await self._reports():
+                    self._last = time.monotonic(), found
+        at, found = self._last
+        return found if time.monotonic() - at < STALE_SECONDS else []
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, and send what a replica answers; ended when the client goes away or time is up."""
@@ -125,7 +138,7 @@ class Gateway:
             self._serving.discard(work)
 
     async def _answer(self, head: dict[str, Any], body: bytes, sent: _Sent) -> None:
-        keys = await self._bodies.run(body, prefix_keys, body, head[CLIENT].key) if head["method"] == "POST" else []
+        keys = await self._bodies.read(body, prefix_keys, body, head[CLIENT].key) if head["method"] == "POST" else []
         again = False
         while True:
             try:

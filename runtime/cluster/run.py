@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,13 +30,15 @@ try:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, ControllerOptions, RequestRouterConfig
 
-    from runtime.cluster.board import Board
+    from runtime.cluster.board import Board, Report
     from runtime.cluster.gateway import Gateway
     from runtime.cluster.replica import Replica
 except ImportError as missing:
-    raise InvalidInput("replicas", missing.name, "not installed; pip install 'mtad[cluster]'") from None
+    raise InvalidInput("replicas", missing.name, "not installed; the extra cluster installs it") from None
 
 log = logging.getLogger(__name__)
+
+ONE_MORE = "an update starts a replica before an old one goes; make room, or start the command again"
 
 CONTROLLER = {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}
 """Of Ray Serve's controller: a replica that hangs is killed at once, so that its requests are tried elsewhere."""
@@ -57,10 +61,14 @@ def serve_cluster(
     if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
         cores = (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)  # room for one more while they are replaced
         where = {"address": "local", "include_dashboard": False, "num_cpus": cores}  # not one found on the machine
+    # a signal to the process group is for this process, which drains, and not for Ray's, which inherit the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         ray.init(**where)
     except (ConnectionError, ValueError) as error:
         raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))
@@ -112,8 +120,13 @@ class Generations:
         return replicas
 
     def update(self) -> None:
-        """Replace the replicas, if there is room for one more."""
-        _check_resources(replace(self._cluster, replicas=1, max_replicas=None), ray.available_resources())
+        """Replace the replicas.
+
+        Raises:
+            InvalidInput: there is no room for one more beside them, or as `deploy`.
+        """
+        _check_resources(replace(self._cluster, replicas=1, max_replicas=None), ray.available_resources(), ONE_MORE)
+        _check_memory(ray.get(self.board.reports.remote()))
         self.deploy()
 
     def _deploy_last(self) -> str:
@@ -156,13 +169,30 @@ def keep_updating(asked: SimpleQueue[int], generations: Generations, gateway: Ga
             log.info("all replicas are new")
 
 
-def _check_resources(cluster: ClusterOptions, found: Mapping[str, float]) -> None:
+def _check_resources(cluster: ClusterOptions, found: Mapping[str, float], remedy: str = "give fewer") -> None:
     """Refuse what Ray would wait for without an end."""
     for name, key in (("replica_cpus", "CPU"), ("replica_gpus", "GPU")):
         wanted, there = cluster.replicas * getattr(cluster, name), found.get(key, 0.0)
         if wanted > there:
-            problem = f"{cluster.replicas} replicas need {wanted:g} {key}s, and Ray has {there:g}; give fewer"
+            problem = f"{cluster.replicas} replicas need {wanted:g} {key}s, and Ray has {there:g}; {remedy}"
             raise InvalidInput(name.replace("_", "-"), getattr(cluster, name), problem)
+
+
+def _check_memory(reports: list[Report]) -> None:
+    """Refuse an update where this machine has no memory for what one of the replicas on it holds, once more."""
+    if sys.platform != "linux":
+        return
+    pids = [labels["pid"] for labels, _ in reports if labels["host"] == socket.gethostname()]
+    held = [_kib(status, "RssAnon") for pid in pids if (status := Path(f"/proc/{pid}/status")).exists()]
+    needed, free = max(held, default=0), _kib(Path("/proc/meminfo"), "MemAvailable")
+    if needed > free:
+        problem = f"a replica holds {needed >> 10} MiB, and {free >> 10} MiB are available; {ONE_MORE}"
+        raise InvalidInput("memory", None, problem)
+
+
+def _kib(path: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> Any:

@@ -7,15 +7,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
-from runtime.commands.terminal import answer
+from runtime.commands.terminal import answer, waiting
 from runtime.config import RuntimeConfig, use_torch
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
+    from runtime.llm import LLM
     from runtime.server.chat import ChatTemplate
+
+HELP = "/clear begins a new conversation, /quit or Ctrl-D ends it"
 
 
 @command
@@ -26,31 +30,37 @@ def main() -> None:
         prog="mtad chat",
         usage="%(prog)s PAIR [options]",
         description="Hold a conversation. Drafted text is green, the target's own tokens are cyan. Each answer ends "
-        "with its tokens per second and its block efficiency. An empty line or Ctrl-D ends the conversation.",
+        "with its tokens per second and per pass of the target. The oldest messages are left out where the context is "
+        "full. /clear begins a new conversation; /quit, an empty line or Ctrl-D ends it.",
     )
     add_pair(parser)
     parser.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, in place of the pair's")
     parser.add_argument("--system", help="a system message that the conversation begins with")
     add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
-    add_decoding(parser, but=("n", "top_logprobs", "prompt_logprobs"))
+    add_decoding(parser, but=("n", "top_logprobs", "prompt_logprobs", "draft_details"))
     options = parser.parse_args()
-    config = RuntimeConfig(**given_options(options, RuntimeConfig))
+    config = RuntimeConfig(**{"rows": 1, **given_options(options, RuntimeConfig)})  # one conversation
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)
     folder = find_pair(options)
-    check_room(folder, config, given.get("max_tokens", 0))
+    check_room(folder, config, given.get("max_tokens"))
 
-    from runtime.async_llm import AsyncLLM
-    from runtime.pair import open_tokenizer
-    from runtime.server.chat import ChatTemplate, read_template
+    with waiting("opening the pair"):
+        from runtime.async_llm import AsyncLLM
+        from runtime.pair import open_tokenizer
+        from runtime.server.chat import ChatTemplate, read_template
 
-    use_torch()
-    tokenizer = open_tokenizer(folder / "target")
-    source = read_template(options.chat_template, tokenizer) if options.chat_template else None
-    template = ChatTemplate(tokenizer, source, str(folder))
-    messages = [{"role": "system", "content": options.system}] if options.system else []
-    template.render([*messages, {"role": "user", "content": "Hello"}])  # a pair that cannot chat is not opened
-    engine = AsyncLLM(folder, config)
+        use_torch()
+        tokenizer = open_tokenizer(folder / "target")
+        source = read_template(options.chat_template, tokenizer) if options.chat_template else None
+        template = ChatTemplate(tokenizer, source, str(folder))
+        messages = [{"role": "system", "content": options.system}] if options.system else []
+        asyncio.run(
+            template.render([*messages, {"role": "user", "content": "Hello"}])
+        )  # a pair that cannot chat is not opened
+        engine = AsyncLLM(folder, config)
+    if sys.stdin.isatty():
+        print(HELP, file=sys.stderr)
     asyncio.run(converse(engine, template, messages, DecodingParams.from_dict(given, engine.llm.pair.defaults)))
 
 
@@ -58,13 +68,47 @@ async def converse(
     engine: AsyncLLM, template: ChatTemplate, messages: list[dict[str, str]], params: DecodingParams
 ) -> None:
     """Read questions from standard input and print answers as they come, until there are no more questions."""
-    colour = sys.stdout.isatty()
+    colour, first = sys.stdout.isatty(), list(messages)
     async with engine:
-        while question := await asyncio.to_thread(_ask):
-            messages.append({"role": "user", "content": question})
-            ids = engine.llm.tokenize(template.render(messages), special_tokens=False)
-            text = await answer(engine, ids, params, colour)
-            messages.append({"role": "assistant", "content": text})
+        while (question := _ask()) not in ("", "/quit"):
+            if question in ("/clear", "/help"):
+                messages = list(first) if question == "/clear" else messages
+                print(HELP, file=sys.stderr)
+                continue
+            asked = [*messages, {"role": "user", "content": question}]
+            try:
+                ids = await fitting_prompt(engine.llm, template, asked, len(first), params.max_tokens)
+                text = await answer(engine, ids, params, colour)
+            except InvalidInput as error:
+                print(f"not answered: {error}", file=sys.stderr, flush=True)
+                continue
+            messages = [*asked, {"role": "assistant", "content": text}]
+
+
+async def fitting_prompt(
+    llm: LLM, template: ChatTemplate, messages: list[dict[str, str]], kept: int, max_tokens: int | None
+) -> list[int]:
+    """The prompt of a conversation that leaves room for an answer; the oldest messages go from the list for that.
+
+    Args:
+        messages: the question last.
+        kept: messages at the beginning that stay, such as the system's.
+        max_tokens: of the answer; by default, room for it is a quarter of a row.
+
+    Raises:
+        CapacityExceeded: the question alone is too long.
+    """
+    room, tokenizer = llm.loop.scheduler.room_for_tokens, llm.pair.tokenizer.backend_tokenizer
+    room -= room // 4 if max_tokens is None else max_tokens
+    before = len(messages)
+    while len(ids := tokenizer.encode(await template.render(messages), add_special_tokens=False).ids) > room:
+        if len(messages) <= kept + 1:
+            raise CapacityExceeded("question", f"{len(ids)} tokens", f"give at most {room} tokens")
+        del messages[kept : kept + 2]  # a question and its answer
+    if len(messages) < before:
+        left = before - len(messages)
+        print(f"the context is full: the {left} oldest messages are left out", file=sys.stderr, flush=True)
+    return list(ids)
 
 
 def _ask() -> str:

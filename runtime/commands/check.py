@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+from runtime.commands.terminal import waiting
 from runtime.config import check_least
 
 
@@ -18,7 +19,7 @@ def main() -> None:
         prog="mtad check",
         description="Compare an engine with the checkpoint it was exported from, or with another engine of the same "
         "model in another format or precision. The batch has rows of different lengths, a chain and a random tree. "
-        "For a pair folder, checks both engines. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
+        "For a pair folder, checks each engine. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
     )
     parser.add_argument("engine", type=Path, help="engine folder (PAIR/target), or pair folder")
     parser.add_argument(
@@ -41,16 +42,19 @@ def main() -> None:
             raise InvalidInput("checkpoint", options.checkpoint, problem)
         if other is not None and not (other / "pair.json").is_file():
             raise InvalidInput("other", str(other), "is not a pair folder, but the first folder is")
-        folders = [(engine / name, other and other / name) for name in ("target", "auxiliary")]
-    import torch
+        from runtime.pair import read_description
 
-    from engines.quiet import quiet_transformers
-    from export.verification.check import check
+        folders = [(engine / name, other and other / name) for name in read_description(engine)["engines"]]
+    with waiting("comparing"):
+        import torch
 
-    quiet_transformers()
-    torch.set_num_threads(options.threads)
-    asked = {name: getattr(options, name) for name in ("checkpoint", "seed", "threads")}
-    checks = [check(*one, **asked, allowed=options.tolerance) for one in folders]
+        from engines.quiet import quiet_transformers
+        from export.verification.check import check
+
+        quiet_transformers()
+        torch.set_num_threads(options.threads)
+        asked = {name: getattr(options, name) for name in ("checkpoint", "seed", "threads")}
+        checks = [check(*one, **asked, allowed=options.tolerance) for one in folders]
     same = all(found.same for found in checks)
     if options.json:
         print(json.dumps({"same": same, "checks": [found.to_dict() for found in checks]}, allow_nan=False))

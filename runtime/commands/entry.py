@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NoReturn
 from mtad.errors import Failed, InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from runtime.config import describe, read_mapping
+from runtime.config import describe
 
 COMMON = {"help", "help_all", "file", "json", "system", "chat_template", "auxiliary", "device", "memory"}
 COMMON |= {"method", "accept_threshold", "temperature", "seed", "max_tokens"}
@@ -31,8 +31,7 @@ COMMON |= {"host", "port", "model", "api_key", "log_level", "replicas"}
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, as every other bad input's.
 
-    Options are not abbreviated, and may stand between the arguments. `--config FILE` reads options from a YAML
-    mapping; the command line goes before it.
+    Options are not abbreviated, and may stand between the arguments.
 
     Args:
         brief: whether `--help` shows the options of `COMMON` alone, and `--help-all` all.
@@ -48,7 +47,6 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(
                 "--help-all", action="help", help="show all options, of which --help shows the common ones"
             )
-        self.add_argument("--config", type=Path, metavar="FILE", help="YAML file with any of these options, by name")
 
     def print_help(self, file: Any = None) -> None:
         """Print the options that are asked for."""
@@ -58,16 +56,10 @@ class Parser(argparse.ArgumentParser):
         super().print_help(file)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The options of the command line over those of the file, if one is named."""
-        parsed = self.parse_intermixed_args(args, namespace)
-        if parsed.config is None:
-            return parsed
-        known = {action.dest for action in self._actions if action.option_strings}
-        for option, value in read_mapping("config", parsed.config).items():
-            name = str(option).replace("-", "_")
-            if name not in known:
-                raise InvalidInput(f"config {name}", value, f"unknown option; see {self.prog} --help")
-            self.set_defaults(**{name: value})
+        """The options of the command line."""
+        for word in sys.argv if args is None else args:
+            if any("\udc80" <= character <= "\udcff" for character in word):
+                self.error(f"{word!a} is not UTF-8")
         return self.parse_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -98,6 +90,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)
             sys.exit(1)
         except KeyboardInterrupt:
+            print(f"{Path(sys.argv[0]).stem}: interrupted", file=sys.stderr)
             sys.exit(130)
 
     return run
@@ -117,7 +110,7 @@ def json_object(text: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         if isinstance(value := json.loads(text), dict):
             return value
-    raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"5": -100}}')
+    raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
 
 
 def _length(text: str) -> int | str:

@@ -1,4 +1,4 @@
-"""`mtad export`: two Hugging Face checkpoints to a pair folder."""
+"""`mtad export`: Hugging Face checkpoints to a pair folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
 from runtime.commands.pair_source import print_stage
+from runtime.commands.terminal import waiting
 
 OPTION_FIELDS = ("revision", "auxiliary_revision", "rows", "capacity", "precision", "auxiliary_precision", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
@@ -23,18 +24,19 @@ def main() -> None:
     """Entry point of `mtad export`."""
     parser = Parser(
         prog="mtad export",
-        usage="%(prog)s PAIR --target CHECKPOINT --auxiliary CHECKPOINT [options]",
-        description="Compile a target and an auxiliary model into a pair of engines. The two vocabularies are compared "
-        "first, and each engine's logits with its checkpoint's; if either check fails, nothing is left behind.",
+        usage="%(prog)s PAIR --target CHECKPOINT [--auxiliary CHECKPOINT] [options]",
+        description="Compile a target and an auxiliary model into a pair of engines, or the target alone, for which "
+        "drafts are looked up in the text. The two vocabularies are compared first, and each engine's logits with its "
+        "checkpoint's; if either check fails, nothing is left behind.",
     )
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
-    parser.add_argument("--auxiliary", required=True, help="checkpoint of the auxiliary, same vocabulary")
+    parser.add_argument("--auxiliary", help="checkpoint of the auxiliary, same vocabulary")
     add_options(parser, ExportOptions, only=OPTION_FIELDS)
     parser.add_argument(
         "--calibration",
         type=Path,
-        help="text to measure a quantized pair on: JSON lines with prompt and optionally answer",
+        help="text to measure a quantized pair on: JSON lines with prompt and optionally answer (default: not measured)",
     )
     parser.add_argument(
         "--to",
@@ -63,14 +65,15 @@ def main() -> None:
         return
     asked = ExportOptions(**given_options(options, ExportOptions))
 
-    from engines.quiet import quiet_transformers
+    with waiting("loading PyTorch and transformers"):
+        from engines.quiet import quiet_transformers
 
-    quiet_transformers()
-    from engines.folder import read_json
-    from engines.memory import format_bytes
-    from export.pair import export_pair
-    from runtime.pair import store_costs
-    from runtime.tuning.efficiency import block_efficiency
+        quiet_transformers()
+        from engines.folder import read_json
+        from engines.memory import format_bytes
+        from export.pair import export_pair
+        from runtime.pair import store_costs
+        from runtime.tuning.efficiency import block_efficiency
 
     if options.dry_run:
         print(_dry_run(options.pair.absolute(), asked, options.overwrite))
@@ -79,7 +82,7 @@ def main() -> None:
     began = time.monotonic()
     written = export_pair(options.pair, asked, options.overwrite, print_stage, block_efficiency)
     if FORMATS[asked.format].stored != "plan" and "costs" not in read_json(options.pair, "pair.json"):
-        print_stage("measuring what drafts cost")
+        print_stage("100 %, measuring what drafts cost")
         try:
             store_costs(options.pair)
         except (InvalidInput, OSError) as error:  # it does not run here, or its folder cannot be written
@@ -87,12 +90,16 @@ def main() -> None:
     if written:
         size = sum(file.stat().st_size for file in options.pair.rglob("*") if file.is_file())
         print(f"wrote {format_bytes(size)} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        if asked.measured and asked.calibration is None:
+            print("quantization.json: measured on bundled texts; --calibration FILE takes yours", file=sys.stderr)
         where = ", where its GPU is" if FORMATS[asked.format].stored == "plan" else ""
         print(f"next{where}: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
+    else:
+        print("up to date; nothing was written", file=sys.stderr)
     print(options.pair)
 
 
-def _write_worker(folder: Path, target: str, auxiliary: str, defaults: dict[str, object]) -> None:
+def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: dict[str, object]) -> None:
     """`worker.yaml` in a new folder; models stay where they are, and their vocabularies are compared."""
     import yaml
 
@@ -102,9 +109,11 @@ def _write_worker(folder: Path, target: str, auxiliary: str, defaults: dict[str,
     from mtad.params import DecodingParams
     from runtime.tensorrt_llm.worker import worker_config
 
-    asked = ExportOptions(target, auxiliary, format="torch", defaults=defaults)
+    if auxiliary is None:
+        raise InvalidInput("auxiliary", None, "the worker drafts by a second model; give its checkpoint")
+    ExportOptions(target, auxiliary, format="torch", defaults=defaults)  # checks both
     values = worker_config(target, auxiliary, DecodingParams.from_dict({"beam_width": 1, "draft_len": 4} | defaults))
-    models = [find("target", asked.target, False), find("auxiliary", asked.auxiliary, False)]
+    models = [find("target", target, False), find("auxiliary", auxiliary, False)]
     common_vocabulary(
         *(one.tokenizer() for one in models), *(one.config.get_text_config().vocab_size for one in models)
     )
@@ -125,4 +134,4 @@ def _dry_run(folder: Path, asked: ExportOptions, overwrite: bool) -> str:
     plan = plan_pair(asked, weights=False)
     if not check_folder(folder, plan, overwrite or any(model.download for model, _, _ in plan.engines)):
         return "up to date; nothing to write"
-    return describe(*estimate_pair(folder, plan))
+    return describe(folder, *estimate_pair(folder, plan))

@@ -12,7 +12,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
-from runtime.commands.terminal import answer, print_figures
+from runtime.commands.terminal import answer, print_figures, waiting
 from runtime.config import RuntimeConfig, read_text, use_torch
 
 if TYPE_CHECKING:
@@ -46,17 +46,18 @@ def main() -> None:
         follow_if_launched()  # one process prints
     given = given_options(options, DecodingParams)
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
-    for name in {"top_logprobs", "prompt_logprobs"} & given.keys() if not options.json else ():
+    for name in {"top_logprobs", "prompt_logprobs", "draft_details"} & given.keys() if not options.json else ():
         print(f"{parser.prog}: warning: --{name.replace('_', '-')} has no effect without --json", file=sys.stderr)
     folder = find_pair(options)
-    check_room(folder, config, given.get("max_tokens", 0))
+    check_room(folder, config, given.get("max_tokens"))
     prompts = [*options.prompt, *(read_text("file", path) for path in options.file)] or [_read_standard_input()]
 
-    from runtime.async_llm import AsyncLLM
-    from runtime.llm import LLM
+    with waiting("opening the pair"):
+        from runtime.async_llm import AsyncLLM
+        from runtime.llm import LLM
 
-    use_torch()
-    llm = LLM(folder, config)
+        use_torch()
+        llm = LLM(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
     for name in (name.replace("_", "-") for name in given if not params.spec.uses(name)):
         print(f"{parser.prog}: warning: --{name} has no effect with the method {params.method}", file=sys.stderr)
@@ -82,7 +83,9 @@ async def _stream(engine: AsyncLLM, prompt: str, params: DecodingParams) -> None
 
 
 def _read_standard_input() -> str:
+    if sys.stdin.isatty():
+        print("reading the prompt from standard input, up to Ctrl-D", file=sys.stderr)
     try:
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise InvalidInput("file", "standard input", f"cannot be read: {error}") from None

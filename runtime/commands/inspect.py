@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.memory import Memory, format_bytes
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, no_folder
 from runtime.commands.entry import Parser, command
 
 
@@ -16,14 +16,14 @@ def main() -> None:
     """Entry point of `mtad inspect`."""
     parser = Parser(
         prog="mtad inspect",
-        description="Describe an engine or pair folder: model, sizes, weights, operators, files, memory, "
+        description="Describe an engine or pair folder: model, sizes, operators, files, memory, "
         "versions, hashes, tuned defaults. It runs nothing.",
     )
     parser.add_argument("folder", type=Path, help="pair folder, or one of its engine folders")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if not options.folder.is_dir():
-        raise InvalidInput("folder", str(options.folder), "no such folder; mtad export writes one")
+        raise InvalidInput("folder", str(options.folder), f"{no_folder(options.folder)}; mtad export writes one")
     if not any((options.folder / name).is_file() for name in ("pair.json", "engine.json")):
         problem = "it has no pair.json and no engine.json: not written by mtad export"
         raise InvalidInput("folder", str(options.folder), problem)
@@ -61,7 +61,6 @@ def _engine(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("model", f"{found['architecture']}, {cache}"),
         ("engine", f"{found['format']}, {found['dtype']}, {found['rows']} rows x {found['capacity']} columns"),
-        ("weights", "unknown" if found["parameters"] is None else f"{found['parameters']:,} stored"),
         ("vocabulary", f"{found['vocabulary']} tokens, logits padded by {padding}; ends: {ends or 'none'}"),
         ("KV cache", f"{held}, in {found['dtype']}"),
         ("files", ", ".join(f"{name} {format_bytes(size)}" for name, size in found["files"].items())),

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import onnx
-from safetensors import SafetensorError, safe_open
 
 from engines.folder import exported_defaults, read_spec, vocabulary_hash
 from engines.memory import Memory
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.pair import ROLES, open_tokenizer, read_description
-
-PACKED = {"MatMulNBits": ("K", "N"), "DequantizeLinear": ()}
-"""Operators with quantized weights, scales and zero points behind their first input; attributes that say how many."""
+from runtime.pair import open_tokenizer, read_description
 
 
 def inspect(folder: Path) -> dict[str, Any]:
@@ -32,7 +27,7 @@ def inspect(folder: Path) -> dict[str, Any]:
 
 
 def inspect_pair(folder: Path) -> dict[str, Any]:
-    """A pair: what both share, both engines, and the memory they take together by default.
+    """A pair: what its engines share, each of them, and the memory they take together by default.
 
     Raises:
         InvalidInput: the folder, or one of its engines, is damaged.
@@ -40,9 +35,10 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     values = read_description(folder)
     vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
     DecodingParams.from_dict(dict(defaults))
-    engines = {name: inspect_engine(folder / name, vocabulary) for name in ROLES}
-    target, auxiliary = (read_spec(folder / name) for name in ROLES)
-    weights = sum(file.stat().st_size for name in ROLES for file in (folder / name).glob("model.*"))
+    engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
+    specs = {name: read_spec(folder / name) for name in engines}
+    target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
+    weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
     config = RuntimeConfig()
     memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))
     tuning = values.get("tuning")
@@ -73,9 +69,6 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
         names = (f"{one.domain}.{one.op_type}" if one.domain else one.op_type for one in model.graph.node)
         graph["operators"] = dict(Counter(names).most_common())
         graph["opsets"] = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-        parameters: int | None = _graph_parameters(model.graph)
-    else:
-        parameters = _safetensors_parameters(folder) if (folder / "model.safetensors").is_file() else None
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     text = tokenizer.get_vocab()
     return {
@@ -83,7 +76,6 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
         "folder": str(folder),
         **asdict(spec),
         "eos_token_ids": list(spec.eos_token_ids),
-        "parameters": parameters,
         **graph,
         "vocabulary": len(text),
         "vocabulary_hash": vocabulary_hash(text),
@@ -110,24 +102,3 @@ def _read_graph(folder: Path) -> onnx.ModelProto:
                 problem = f"{file.name} is missing or shorter than model.onnx says; export again"
                 raise InvalidInput("folder", str(folder), problem)
     return model
-
-
-def _graph_parameters(graph: onnx.GraphProto) -> int:
-    """Weights of a graph, as many as are stored; scales and zero points of quantized ones are none."""
-    integers = onnx.TensorProto.INT64  # shapes and axes
-    sizes = {tensor.name: prod(tensor.dims) for tensor in graph.initializer if tensor.data_type != integers}
-    for node in graph.node:
-        if node.op_type in PACKED:
-            for name in node.input[1:]:
-                sizes.pop(name, None)
-            if shape := PACKED[node.op_type]:
-                sizes[node.output[0]] = prod(entry.i for entry in node.attribute if entry.name in shape)
-    return int(sum(sizes.values()))
-
-
-def _safetensors_parameters(folder: Path) -> int:
-    try:
-        with safe_open(folder / "model.safetensors", "numpy") as file:
-            return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError) as error:
-        raise InvalidInput("folder", str(folder), f"model.safetensors is damaged, export again: {error}") from None

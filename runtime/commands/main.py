@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from importlib import import_module
 
 from mtad import __version__
 
 COMMANDS = {
-    "export": ("runtime.commands.export", "compile a target and an auxiliary model into a pair of engines"),
+    "export": ("runtime.commands.export", "compile a target and an auxiliary model, or a target alone, into engines"),
     "generate": ("runtime.commands.generate", "decode prompts with a pair"),
     "chat": ("runtime.commands.chat", "hold a conversation in the terminal"),
     "serve": ("runtime.commands.serve", "serve a pair over HTTP, compatible with OpenAI's API"),
     "triton": ("runtime.commands.triton", "write a model directory for Triton Inference Server"),
     "tune": ("runtime.commands.tune", "choose decoding parameters on your own prompts"),
-    "bench": ("runtime.commands.bench", "measure throughput and latency (needs a checkout)"),
     "check": ("runtime.commands.check", "compare an engine with its checkpoint or another engine"),
     "inspect": ("runtime.commands.inspect", "show what an engine or pair folder holds"),
 }
@@ -24,7 +24,17 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Entry point of `mtad`. A reader that goes away, such as `head`, ends it quietly."""
+    """Entry point of `mtad`. A reader that goes away, such as `head`, ends it quietly.
+
+    A library that is being imported when Ctrl-C comes makes an error of its own of it, which nobody is shown.
+    """
+    interrupted = list[int]()
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
         try:
             _run()
@@ -33,6 +43,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         sys.exit(141)
+    except Exception:
+        if not interrupted:
+            raise
+        print("mtad: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def _run() -> None:

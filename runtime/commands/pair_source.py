@@ -1,4 +1,4 @@
-"""The pair of a command: a pair folder, or two checkpoints that are exported into the user's cache first."""
+"""The pair of a command: a pair folder, or checkpoints that are exported into the user's cache first."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from export.options import ExportOptions
-from mtad.errors import CapacityExceeded, InvalidInput
+from mtad.errors import CapacityExceeded, InvalidInput, no_folder
 from runtime.commands.entry import add_options, given_options
+from runtime.commands.terminal import waiting
 from runtime.config import RuntimeConfig
 
 EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revision")
-"""Options of an export that a command takes along with `--auxiliary`."""
+"""Options of an export that a command takes along with a checkpoint."""
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add the pair and, for a pair that has yet to be exported, its auxiliary and options of the export."""
-    parser.add_argument("pair", help="pair folder; with --auxiliary, the target's checkpoint: a folder or a hub id")
-    group = parser.add_argument_group("exporting first", "only with --auxiliary; the pair is kept in the user's cache")
-    group.add_argument("--auxiliary", help="the auxiliary's checkpoint: a folder or a hub id")
+    parser.add_argument("pair", help="pair folder, or the target's checkpoint: a folder or a hub id")
+    group = parser.add_argument_group("exporting first", "only with a checkpoint; the pair is kept in the user's cache")
+    group.add_argument("--auxiliary", help="its auxiliary's checkpoint, likewise (default: drafts are looked up)")
     add_options(group, ExportOptions, only=EXPORT_OPTIONS[1:])
 
 
@@ -34,14 +35,23 @@ def find_pair(options: argparse.Namespace) -> Path:
         InvalidInput: it is no pair folder that a command can open, or a checkpoint cannot be exported.
     """
     given = given_options(options, ExportOptions, EXPORT_OPTIONS)
-    if options.auxiliary is None:
+    folder = Path(options.pair)
+    is_pair = (folder / "pair.json").is_file()
+    if options.auxiliary is None and (is_pair or not _is_checkpoint(folder)):
+        check_pair(folder)
         for name in set(given) - {"rows"}:
-            raise InvalidInput(name, given[name], "only with --auxiliary; a pair folder was exported with its own")
-        check_pair(Path(options.pair))
-        return Path(options.pair)
-    if (Path(options.pair) / "pair.json").is_file():
+            raise InvalidInput(name, given[name], "only with a checkpoint; a pair folder was exported with its own")
+        return folder
+    if is_pair:
         raise InvalidInput("auxiliary", options.auxiliary, "leave it out; the first argument is already a pair folder")
     return _exported(options.pair, options.auxiliary, given)
+
+
+def _is_checkpoint(source: Path) -> bool:
+    """Whether it is a checkpoint's folder, or a hub id: a path whose first part is no folder here."""
+    if source.is_dir():
+        return (source / "config.json").is_file() and not (source / "engine.json").is_file()
+    return len(source.parts) == 2 and source.parts[0] not in ("..", "~", "/") and not source.parent.exists()
 
 
 def check_pair(folder: Path) -> None:
@@ -51,7 +61,7 @@ def check_pair(folder: Path) -> None:
         InvalidInput: it does not exist, is a single engine or a checkpoint.
     """
     if not folder.is_dir():
-        raise InvalidInput("pair", str(folder), "no such folder; mtad export writes one")
+        raise InvalidInput("pair", str(folder), f"{no_folder(folder)}; mtad export writes one")
     if (folder / "pair.json").is_file():
         return
     problem = "it has no pair.json: not written by mtad export"
@@ -59,12 +69,10 @@ def check_pair(folder: Path) -> None:
         problem = f"one engine of a pair; give {folder.parent}"
     elif inside := sorted(str(file.parent) for file in folder.glob("*/pair.json")):
         problem = f"it holds pairs; give one of {', '.join(inside[:10])}"
-    elif (folder / "config.json").is_file():
-        problem = "a checkpoint; give --auxiliary as well, or export both with mtad export"
     raise InvalidInput("pair", str(folder), problem)
 
 
-def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
+def check_room(folder: Path, config: RuntimeConfig, max_tokens: int | None) -> None:
     """Refuse, without torch, more new tokens than a row of a pair has room for.
 
     Raises:
@@ -72,7 +80,7 @@ def check_room(folder: Path, config: RuntimeConfig, max_tokens: int) -> None:
     """
     target = _target(folder)
     capacity = target.get("capacity")
-    if isinstance(capacity, int) and max_tokens >= capacity - config.nodes:
+    if isinstance(capacity, int) and (max_tokens or 0) >= capacity - config.nodes:
         problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
         raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
 
@@ -81,19 +89,21 @@ def _target(folder: Path) -> dict[str, Any]:
     """What a pair says of its target; nothing where that cannot be read: opening the pair says what is wrong."""
     try:
         values = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 
 
-def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
-    """The cached pair of two checkpoints; exported again where they, the options or the exporter have changed."""
-    from engines.folder import cache_folder
-    from engines.quiet import quiet_transformers
-    from export.pair import export_pair
+def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path:
+    """The cached pair of checkpoints; exported again where they, the options or the exporter have changed."""
+    with waiting("loading PyTorch and transformers"):
+        from engines.folder import cache_folder
+        from engines.quiet import quiet_transformers
+        from export.pair import export_pair
 
-    quiet_transformers()
-    sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in (target, auxiliary)]
+        quiet_transformers()
+    named = [source for source in (target, auxiliary) if source is not None]
+    sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in named]
     digest = hashlib.sha256(json.dumps([sources, given], sort_keys=True).encode()).hexdigest()[:12]
     name = "+".join(re.sub(r"[^\w.-]+", "-", Path(source).name) for source in sources)
     folder = cache_folder() / "pairs" / f"{name}-{digest}"
@@ -105,6 +115,6 @@ def _exported(target: str, auxiliary: str, given: dict[str, Any]) -> Path:
 
 
 def print_stage(stage: str) -> None:
-    """Print to standard error what an export does next; not that it checks, so that a refusal is one line."""
-    if stage != "checking":
+    """Print to standard error what an export does next; that it checks on a terminal only, so a refusal is one line."""
+    if stage != "checking" or sys.stderr.isatty():
         print(f"export: {stage}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
 import sys
 from dataclasses import replace
 from ipaddress import ip_address
@@ -14,6 +15,7 @@ from engines.memory import parse_bytes
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, find_pair
+from runtime.commands.terminal import waiting
 from runtime.config import RuntimeConfig, read_text, use_torch
 from runtime.server.options import ClusterOptions, ServerOptions
 
@@ -82,7 +84,7 @@ def main() -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise InvalidInput("serve", error.name, "not installed; pip install 'mtad[serve]'") from None
+        raise InvalidInput("serve", error.name, "not installed; the extra serve installs it") from None
 
     replicas = given_options(options, ClusterOptions)
     if replicas and "replicas" not in replicas:
@@ -105,13 +107,14 @@ def main() -> None:
 
     bound = bind(options.host, options.port)
 
-    from runtime.async_llm import AsyncLLM
-    from runtime.llm import LLM
-    from runtime.pair import open_tokenizer
-    from runtime.server.app import create_app
-    from runtime.server.chat import read_template
+    with waiting("loading PyTorch and transformers"):
+        from runtime.async_llm import AsyncLLM
+        from runtime.llm import LLM
+        from runtime.pair import open_tokenizer
+        from runtime.server.app import create_app
+        from runtime.server.chat import read_template
 
-    use_torch()
+        use_torch()
     if not keys and not is_loopback(options.host):
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     if options.chat_template:
@@ -120,10 +123,11 @@ def main() -> None:
     logs = {"log_level": options.log_level, "access_log": options.access_log}
     if cluster:
         if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
-            # a Ray of this machine's own listens on the loopback address only, and without its head process it ends
-            # this one after fifteen seconds; it reads both when it is imported
+            # a Ray of this machine's own listens on the loopback address only, without its head process it ends this
+            # one after fifteen seconds, and its token is in no file; it reads all this when it is imported
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         from runtime.cluster.run import serve_cluster
 
         serve_cluster(folder, config, settings, cluster, bound, **logs)

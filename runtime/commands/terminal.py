@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mtad.params import DecodingParams
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
 
 DRAFTED, TARGET, FAINT, RESET = "\x1b[32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
 """Colours of text that was drafted, of the target's own tokens, and of figures."""
+
+
+@contextlib.contextmanager
+def waiting(words: str) -> Iterator[None]:
+    """Say on a terminal what takes long, as long as it does."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"{FAINT}{words} ...{RESET}\r", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colour: bool) -> str:
@@ -48,5 +62,6 @@ def print_figures(results: Sequence[Result], params: DecodingParams) -> None:
     figures = f"{tokens / max(seconds, 1e-9):.0f} tokens/s, {tokens / max(passes, 1):.2f} tokens per pass"
     cut = sum(result.finish_reason == "length" for result in results)
     if cut:
-        figures += f"; {cut} of {len(results)} texts cut at --max-tokens {params.max_tokens}"
+        where = "the end of their row" if params.max_tokens is None else f"--max-tokens {params.max_tokens}"
+        figures += f"; {cut} of {len(results)} texts cut at {where}"
     print(f"{FAINT}{figures}{RESET}" if sys.stderr.isatty() else figures, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 
 
 class BadWords:
@@ -31,8 +31,10 @@ class BadWords:
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> None:
         sequences: dict[tuple[int, ...], None] = {}
-        for word in words:
-            bare, spaced = (tokenizer.encode(x + word.lstrip(), add_special_tokens=False).ids for x in ("", " "))
+        with refused_as("bad_words", words, "the tokenizer cannot read them"):
+            both = [before + word.lstrip() for word in words for before in ("", " ")]
+            found = [one.ids for one in tokenizer.encode_batch(both, add_special_tokens=False)]
+        for word, bare, spaced in zip(words, found[::2], found[1::2], strict=True):
             if not bare:
                 raise InvalidInput("bad_words", word, "it has no tokens; leave it out")
             sequences[tuple(bare)] = None

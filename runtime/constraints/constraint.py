@@ -96,6 +96,7 @@ class Constraint:
         distinct: tokens in prompt or text, in the order they came; empty without penalties.
         words: bad words of a request without a grammar, whose follower would see to them; None without.
         tail: the text's last tokens, as many as matter for those.
+        thinking: whether the text is inside a thought, where a grammar does not hold.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class Constraint:
     ) -> None:
         self.name, self.params, self.constrainer = name, params, maker
         words = maker.words(params.bad_words) if params.bad_words else None
-        self.follower: Follower | None = None
+        self._follower: Follower | None = None
+        self.thinking = False
         if params.constrained:
             grammar = grammar or maker.grammars.compile(params)
-            self.follower = Follower(grammar, maker.vocab_size, maker.grammars.eos, params, words)
+            self._follower = Follower(grammar, maker.vocab_size, maker.grammars.eos, params, words)
             words = None
         self.words = words
         self.generated = 0
@@ -123,6 +125,11 @@ class Constraint:
             self.counts, self.seen = maker.zeros.clone(), maker.unseen.clone()
             self.seen[list(prompt)] = True
             self.distinct.update(dict.fromkeys(prompt))
+
+    @property
+    def follower(self) -> Follower | None:
+        """What follows the grammar, where it holds now."""
+        return None if self.thinking else self._follower
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Append committed tokens: those of the block that the text keeps, an end-of-sequence token included.
@@ -147,7 +154,7 @@ class Constraint:
     @property
     def min_left(self) -> int:
         """Tokens needed before an end may follow; 0 with a grammar, which sees to it where an end is all it has."""
-        return max(0, self.params.min_tokens - self.generated) if self.follower is None else 0
+        return max(0, self.params.min_tokens - self.generated) if self._follower is None else 0
 
 
 def _penalises(params: DecodingParams) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -18,18 +17,13 @@ from mtad.errors import InvalidInput
 from mtad.params import LANGUAGES, DecodingParams
 from runtime.constraints.follower import Follower, Grammar, language, short
 from runtime.constraints.trial_process import compile_grammar
-from runtime.constraints.trials import TooSlow, Trials
+from runtime.constraints.trials import Pool, Trials
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 KEPT_BYTES = 512 * 2**20
 """Memory of the compiled grammars that are kept."""
-
-QUICK_SECONDS, SECONDS = 0.05, 2.0
-"""Processor time that a trial may take. Grammars of a few hundred rules take less than the first. A slower one is tried
-again, behind others of its kind and where no other thread would run, so that no quick grammar and no text waits for it.
-"""
 
 REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",
@@ -50,10 +44,10 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
         self.vocab_size, self.eos = vocab_size, tuple(eos)
         self._tokenizer = tokenizer
-        self._prepared: tuple[LLTokenizer, Trials, Trials] | None = None
+        self._prepared: LLTokenizer | None = None
+        self._pool = Pool("compiling it", self._settings)
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._keeping, self._preparing, self._compiling = Lock(), Lock(), Lock()
-        self._quick, self._slow = ThreadPoolExecutor(1, "mtad-grammar"), ThreadPoolExecutor(1, "mtad-slow-grammar")
 
     def compile(self, params: DecodingParams) -> Grammar:
         """The language of a constrained request, for which this thread waits.
@@ -61,12 +55,9 @@ class Grammars:
         Raises:
             InvalidInput: schema, expression or grammar is malformed, has parts llguidance would ignore, is too large or
                 takes too long, allows no text, or only the empty text where `min_tokens` asks for more; llguidance
-                cannot use the tokenizer, or is not installed.
+                cannot use the tokenizer.
         """
-        try:
-            return self._checked(params, self._compile(params, False))
-        except TooSlow:
-            return self._checked(params, self._compile(params, True))
+        return self._checked(params, self._pool.run(partial(self._compile, params)))
 
     async def compile_soon(self, params: DecodingParams) -> Grammar:
         """The same, for which nothing waits but this coroutine. Cancelling it takes it out of the queue.
@@ -76,18 +67,14 @@ class Grammars:
             Failed: `close` was called.
         """
         if (grammar := self._find(params)) is None:
-            event_loop = asyncio.get_running_loop()
-            try:
-                grammar = await event_loop.run_in_executor(self._quick, self._compile, params, False)
-            except TooSlow:
-                grammar = await event_loop.run_in_executor(self._slow, self._compile, params, True)
+            grammar = await self._pool.run_soon(partial(self._compile, params))
         return self._checked(params, grammar)
 
-    def prepare(self) -> tuple[LLTokenizer, Trials, Trials]:
+    def prepare(self) -> LLTokenizer:
         """What the first grammar needs, 0.4 s of the interpreter for 128,000 tokens, is done now.
 
         Raises:
-            InvalidInput: llguidance cannot use the tokenizer, or is not installed.
+            InvalidInput: llguidance cannot use the tokenizer.
         """
         with self._preparing:
             if self._prepared is None:
@@ -96,9 +83,7 @@ class Grammars:
 
     def close(self) -> None:
         """End all trials, and begin no more."""
-        if self._prepared:
-            for trials in self._prepared[1:]:
-                trials.close()
+        self._pool.close()
 
     def _find(self, params: DecodingParams) -> Grammar | None:
         """The grammar, if it is kept. One that met a limit is forgotten, so that others begin with a new one."""
@@ -112,20 +97,19 @@ class Grammars:
                 self._kept.move_to_end(key)
             return known
 
-    def _compile(self, params: DecodingParams, slow: bool) -> Grammar:
+    def _compile(self, params: DecodingParams, trials: Trials) -> Grammar:
         if (known := self._find(params)) is not None:
             return known
         field, text = language(params)
-        tokenizer, quick_trials, slow_trials = self.prepare()
-        taken, problems = (slow_trials if slow else quick_trials).run(field, text)
-        matcher = None
+        tokenizer, found = self.prepare(), trials.run(field, text)
+        matcher, problems = None, found["problems"]
         if not problems:
             with self._compiling:  # one at a time: they may take memory
                 matcher, problems = compile_grammar(field, text, tokenizer)
         if matcher is None or problems:
             message = short("; ".join(" ".join(problem.split()) for problem in problems), 500)
             raise InvalidInput(field, short(text), f"{message}; {REMEDY[field]}")
-        grammar = Grammar(matcher, compiled=taken)
+        grammar = Grammar(matcher, compiled=found["bytes"])
         problem = self._follow(grammar, replace(params, min_tokens=0)).failure(())
         if problem is not None:
             raise InvalidInput(field, short(text), f"no text satisfies it: {problem.problem}; {REMEDY[field]}")
@@ -147,7 +131,15 @@ class Grammars:
             raise InvalidInput("min_tokens", params.min_tokens, problem)
         return grammar
 
-    def _prepare(self) -> tuple[LLTokenizer, Trials, Trials]:
+    def _settings(self) -> dict[str, object]:
+        """What llguidance needs of the tokenizer, as `trial_process.Compiler` takes it."""
+        plain = copy.copy(self._tokenizer)
+        plain.no_padding()
+        plain.no_truncation()
+        size = max(self.vocab_size, plain.get_vocab_size(with_added_tokens=True))
+        return {"tokenizer": plain.to_str(), "vocab_size": size, "eos": list(self.eos)}
+
+    def _prepare(self) -> LLTokenizer:
         kind = type(self._tokenizer.model).__name__
         if not self.eos:
             problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
@@ -157,18 +149,12 @@ class Grammars:
         except ImportError as error:
             remedy = f"pip install 'mtad[grammars]', or leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("llguidance", "missing", f"it cannot be imported ({error}); {remedy}") from error
-        plain = copy.copy(self._tokenizer)
-        plain.no_padding()
-        plain.no_truncation()
-        text, size = plain.to_str(), max(self.vocab_size, plain.get_vocab_size(with_added_tokens=True))
+        settings: Any = self._settings()
         try:
-            made = LLTokenizer(text, n_vocab=size, eos_token=list(self.eos))
+            return LLTokenizer(settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos"])
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
         except TypeError:  # TensorRT-LLM 1.2 pins such a release
             problem = "older than 1.9, it knows a single end of a text; pip install 'mtad[grammars]' elsewhere"
             raise InvalidInput("llguidance", version("llguidance"), problem) from None
-        settings: dict[str, object] = {"tokenizer": text, "vocab_size": size, "eos": list(self.eos)}
-        quick = Trials(**settings, seconds=QUICK_SECONDS, gives_way=False)
-        return made, quick, Trials(**settings, seconds=SECONDS, gives_way=True)

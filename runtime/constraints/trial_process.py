@@ -1,9 +1,9 @@
-"""The process in which grammars are tried out, started as a script: it imports nothing but llguidance.
+"""The process in which grammars are tried out, or chat templates run, started as a script that imports little.
 
-Standard input has a JSON object per line: the settings, then grammars. A child is forked for each grammar: it is the
-one that runs out of stack, memory or time, and the next one is there within a millisecond. A line on standard output
-answers each: what is wrong with it and the memory it took, or the signal that ended its child. When standard input is
-closed, the process ends, so that it does not outlive its parent.
+Standard input has a JSON object per line: the settings, then trials. A child is forked for each trial: it is the one
+that runs out of stack, memory or time, and the next one is there within a millisecond. A line on standard output
+answers each: what was found and the memory it took, or the signal that ended its child. When standard input is closed,
+the process ends, so that it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+QUICK_SECONDS, SECONDS = 0.05, 2.0
+"""Processor time that a trial may take. Grammars of a few hundred rules and chats take less than the first. What is
+slower is tried again, behind others of its kind and where no other thread would run, so that nothing quick and no text
+waits for it."""
 STACK = 2**20
 """Bytes of a trial's stack. The parent's threads have 2 or 8 MiB, so what compiles here compiles there."""
 MEMORY = 192 * 2**20
@@ -53,42 +57,87 @@ def compile_grammar(field: str, text: str, tokenizer: LLTokenizer) -> tuple[LLMa
     return matcher, [] if field == "grammar" else matcher.get_grammar_warnings()
 
 
-def serve() -> None:
-    """Answer the grammars of standard input, one after another."""
-    from llguidance import LLTokenizer
+class Compiler:
+    """Compiles grammars; does with each what its requests do first."""
 
+    def __init__(self, tokenizer: str, vocab_size: int, eos: list[int]) -> None:
+        from llguidance import LLTokenizer
+
+        self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos)
+
+    def prepare(self) -> None:
+        """Memory that all grammars share is none of the next one's."""
+        compile_grammar("regex", "a", self._tokenizer)
+
+    def run(self, field: str, text: str) -> dict[str, Any]:
+        matcher, problems = compile_grammar(field, text, self._tokenizer)
+        if matcher is not None and not problems:
+            matcher.deep_copy().compute_bitmask()
+        return {"problems": [problem[:1000] for problem in problems]}
+
+
+class Renderer:
+    """Renders chats: `text` is a JSON object of messages, tools, further variables, and which of the templates."""
+
+    def __init__(self, templates: list[str], special_tokens: dict[str, Any]) -> None:
+        import transformers.utils.chat_template_utils  # noqa: F401 # a second, which is none of a trial's
+
+        self._templates, self._special = templates, special_tokens
+
+    def prepare(self) -> None:
+        """What is compiled is kept by transformers."""
+        for template in range(len(self._templates)):
+            self.run("", json.dumps({"messages": [], "tools": None, "variables": {}, "template": template}))
+
+    def run(self, field: str, text: str) -> dict[str, Any]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        chat = json.loads(text)
+        given = {**chat["variables"], "tools": chat["tools"] or None, "add_generation_prompt": True, **self._special}
+        try:
+            found = render_jinja_template([chat["messages"]], chat_template=self._templates[chat["template"]], **given)
+        except Exception as error:  # whatever goes wrong in a template: it divides by zero, it calls itself
+            return {"problems": [f"{str(error) or type(error).__name__}"[:1000]]}
+        return {"text": found[0][0], "problems": []}
+
+
+def serve() -> None:
+    """Answer the trials of standard input, one after another."""
     settings = json.loads(sys.stdin.readline())
-    tokenizer = LLTokenizer(settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos"])
+    seconds, gives_way = settings.pop("seconds"), settings.pop("gives_way")
+    work, prepared = Renderer(**settings) if "templates" in settings else Compiler(**settings), False
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
     if sys.platform == "linux":
         with open("/proc/self/statm", encoding="ascii") as file:
             size = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
-        if settings["gives_way"]:  # a low priority is not enough: the engine's threads would still line up behind it
+        if gives_way:  # a low priority is not enough: the engine's threads would still line up behind it
             with contextlib.suppress(OSError):  # a sandbox may not have it
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for line in sys.stdin:
         if not (child := os.fork()):
-            try_out(**json.loads(line), seconds=settings["seconds"], tokenizer=tokenizer)
+            try_out(work, json.loads(line), seconds)
         _, status = os.waitpid(child, 0)
         if status:
             print(json.dumps({"died": os.waitstatus_to_exitcode(status)}), flush=True)
+        elif not prepared:  # it did well in a child, and those from now on begin with it
+            work.prepare()
+            prepared = True
 
 
-def try_out(field: str, text: str, seconds: float, tokenizer: LLTokenizer) -> None:
-    """Do with a grammar what its requests do first, print what was found, and end this process."""
+def try_out(work: Compiler | Renderer, trial: dict[str, str], seconds: float) -> None:
+    """Run a trial, print what was found, and end this process."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        compile_grammar("regex", "a", tokenizer)  # memory that all grammars share is none of this one's
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor; its signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of the processor; its signal ends the process
+        work.prepare()
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        matcher, problems = compile_grammar(field, text, tokenizer)
-        if matcher is not None and not problems:
-            matcher.deep_copy().compute_bitmask()
+        found = work.run(**trial)
         taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps({"problems": [problem[:1000] for problem in problems], "bytes": taken * 1024}), flush=True)
+        print(json.dumps({**found, "bytes": taken * 1024}), flush=True)
         os._exit(0)
     finally:
         os._exit(1)

@@ -20,6 +20,8 @@ class BatchArrays:
 
     Attributes:
         rows: records, `mtad.rows.ROW` [R].
+        looked_up: bool [R], rows whose drafts are looked up.
+        drawn_rows, drawn_trees: records and trees as the auxiliary sees them: for those rows nothing is drafted.
         draft_len, width: D and W, of the largest draft.
         starts: int64 [R, D + 1], see `mtad.draft.Tree`.
         kept: tokens that a filter of a row whose rule reads the draft keeps at most; 0 where no rule does.
@@ -44,6 +46,10 @@ class BatchArrays:
         nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in ends]
         self.scored_nodes = [int(each.max()) for each in nodes]
         self.trees, self.q = Trees.empty(self.starts), empty_distributions(self)
+        self.looked_up = np.array([p.drafts and not p.uses_model for p in params])
+        self.drawn_rows = self.rows.copy()
+        self.drawn_rows["draft_len"][self.looked_up] = 0
+        self.drawn_trees = self.trees._replace(starts=np.where(self.looked_up[:, None], 0, self.starts))
         self.scored = [ScoredTrees.empty(len(params), most, self.draft_len) for most in self.scored_nodes]
         self.decisions = Decisions.empty(len(params), self.draft_len)
         self.noise = Noise.empty(len(params), self.draft_len, self.width)

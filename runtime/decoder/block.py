@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constraint
+from runtime.decoder.draft_details import TokenDetails
 
 
 class BlockInput(NamedTuple):
@@ -22,6 +23,7 @@ class BlockInput(NamedTuple):
         keys: (seed, block index) of each row, which its random numbers depend on.
         constraints: of each row; None for rows that ask for nothing.
         is_kept: of each row, whether what it gets is kept; else it is run idly.
+        drafts: of each row whose draft is looked up (`params.draft` is lookup), the tokens; () for no row at all.
     """
 
     params: Sequence[DecodingParams]
@@ -30,6 +32,7 @@ class BlockInput(NamedTuple):
     keys: Sequence[tuple[int, int]]
     constraints: Sequence[Constraint | None]
     is_kept: Sequence[bool]
+    drafts: Sequence[Sequence[int]] = ()
 
     @property
     def constrained(self) -> bool:
@@ -48,6 +51,7 @@ class Block(NamedTuple):
         spent: how far `budget` moved the law of each token, in total variation; there may be more entries than tokens.
         finite: of each row, whether the models' logits were numbers wherever they were looked at.
         logits_of: the target's logits at each token of a row, float32 [len(tokens[row]), V], until the next block.
+        details: of each token of rows that ask for `draft_details`; of other rows empty.
         began, drafted, scored: `time.perf_counter()` when the block began, when the draft was there, and when it was
             scored. Where a device runs the block as a whole: the second is when it was launched, the third when its
             result was there.
@@ -60,6 +64,7 @@ class Block(NamedTuple):
     spent: list[list[float]]
     finite: list[bool]
     logits_of: Callable[[int], npt.NDArray[np.float32]]
+    details: list[list[TokenDetails]]
     began: float
     drafted: float
     scored: float

@@ -135,7 +135,8 @@ class EngineRole:
         step = replace(inputs.step, drafted=drafted) if drafted else inputs.step
         if not self._on_cpu:
             parts = (step.tokens, step.positions, step.write_at, step.mask, step.keep)
-            step = Step(*(x.to(self.engine.device) for x in parts), drafted=drafted)  # type: ignore[arg-type]
+            placed = Step(*(x.to(self.engine.device) for x in parts))  # type: ignore[arg-type]
+            step = replace(placed, drafted=drafted)
         logits = self.engine.enqueue(step)
         if logits is step.out and inputs.logits is not None:
             return inputs.logits

@@ -19,7 +19,7 @@ from numba import NumbaExperimentalFeatureWarning
 from torch import Tensor
 
 from engines.placement import cores
-from mtad import block, step_inputs
+from mtad import block, lookup, step_inputs
 from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
 from mtad.params import DecodingParams
@@ -27,6 +27,7 @@ from mtad.random import fill_noise
 from runtime.constraints.adjust import Constraints
 from runtime.decoder.batch_arrays import BatchArrays
 from runtime.decoder.block import Block, BlockInput
+from runtime.decoder.draft_details import TokenDetails, details_of
 from runtime.decoder.engine_role import EngineRole
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Functions(NamedTuple):
 
     fill_noise: Callable[..., None]
     first_inputs: Callable[..., None]
+    draft_looked_up: Callable[..., int]
     draft_levels: Callable[..., bool]
     level_inputs: Callable[..., None]
     select_nodes: Callable[..., None]
@@ -79,7 +81,9 @@ class HostRunner:
         decisions.finite[:] = True
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
         constraints, longest = Constraints.of(given.constraints), max(given.committed)
-        levels = self._draft(arrays, last_two, committed, longest, constraints) if arrays.draft_len else 0
+        levels = self._draft_looked_up(arrays, given.drafts) if arrays.looked_up.any() else 0
+        if arrays.drawn_rows["draft_len"].any():
+            levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
         drafted = time.perf_counter()
         nodes, scored = arrays.scored_nodes[levels], arrays.scored[levels]
         inputs = self.target.inputs(len(committed), 1 + nodes, longest + nodes)
@@ -99,7 +103,15 @@ class HostRunner:
             self.target.keep(arrays.columns[0], arrays.columns[2])
         if moves[1]:  # the last level of the draft was never run, and is run by the next
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
-        return _outcome(given, scored, decisions, logits, (began, drafted, scored_at))
+        return _outcome(given, arrays.trees, scored, decisions, logits, (began, drafted, scored_at))
+
+    def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[int]]) -> int:
+        """Let what was looked up be the drafts of its rows; returns the length of the longest one."""
+        tokens, counts = np.zeros((len(arrays.rows), arrays.draft_len), np.int64), np.where(arrays.looked_up, 0, -1)
+        for row, draft in enumerate(drafts):
+            if arrays.looked_up[row]:
+                tokens[row, : len(draft)], counts[row] = draft, len(draft)
+        return self._call.draft_looked_up(arrays.rows, tokens, counts, arrays.trees, arrays.q, self._is_end)
 
     def _draft(
         self,
@@ -110,9 +122,10 @@ class HostRunner:
         constraints: Constraints | None,
     ) -> int:
         """Draft level by level, until no path goes on; returns how many levels there are."""
-        trees, count, end = arrays.trees, len(committed), longest + arrays.draft_len * arrays.width
+        rows, trees, count = arrays.drawn_rows, arrays.drawn_trees, len(committed)
+        end = longest + arrays.draft_len * arrays.width
         inputs = self.auxiliary.inputs(count, 2, end, 1)
-        self._call.first_inputs(arrays.rows, last_two, committed, *inputs.arrays)
+        self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
             logits = self.auxiliary.run(inputs, int(trees.starts[:, max(level - 1, 0)].max()))
             if constraints:
@@ -120,7 +133,7 @@ class HostRunner:
                 after = first[:, None] + np.arange(logits.shape[1])
                 after[after >= trees.starts[:, level, None]] = -1
                 logits = constraints.adjust(logits, *_paths(trees, after, level))
-            own = arrays.rows, level, trees, logits, arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
+            own = rows, level, trees, logits, arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
             if not self._share(self._call.draft_levels, logits, *own):
                 break
             if level == 0:
@@ -164,10 +177,12 @@ def _call_all() -> Functions:
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
     step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
     _paths(scored, np.full((2, 2), -1), 2)
+    lookup.look_up(tokens[0], 5, tokens[0, :1])
     judged = trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions
     return Functions(
         entry_of(fill_noise, np.zeros((2, 2), np.uint64), noise),
         entry_of(step_inputs.first_inputs, rows, last_two, committed, *inputs),
+        entry_of(lookup.draft_looked_up, rows, tokens, np.zeros(2, np.int64), trees, q, end),
         entry_of(block.draft_levels, 0, 2, rows, 0, trees, logits, q, noise.draft, end, decisions.finite),
         entry_of(step_inputs.level_inputs, 0, trees, committed, *inputs),
         entry_of(block.select_nodes, rows, 1, trees, end, scored),
@@ -185,7 +200,12 @@ def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -
 
 
 def _outcome(
-    given: BlockInput, scored: ScoredTrees, decisions: Decisions, logits: Floats, times: tuple[float, float, float]
+    given: BlockInput,
+    trees: Trees,
+    scored: ScoredTrees,
+    decisions: Decisions,
+    logits: Floats,
+    times: tuple[float, float, float],
 ) -> Block:
     lengths = decisions.lengths.tolist()
     tokens = [own[: count + 1] for own, count in zip(decisions.tokens.tolist(), lengths, strict=True)]
@@ -195,6 +215,10 @@ def _outcome(
         at = [0, *(decisions.paths[row, : lengths[row]] + 1).tolist()]
         return logits[row, at]
 
+    details: list[list[TokenDetails]] = [[] for _ in tokens]
+    for row, params in enumerate(given.params):
+        if params.draft_details and decisions.finite[row]:
+            details[row] = details_of(row, trees, scored, decisions.paths[row, : lengths[row]].tolist(), logits[row])
     return Block(
         given,
         tokens,
@@ -203,5 +227,6 @@ def _outcome(
         decisions.spent.tolist(),
         decisions.finite.tolist(),
         logits_of,
+        details,
         *times,
     )

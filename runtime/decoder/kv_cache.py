@@ -106,25 +106,27 @@ class KvCaches:
         return request.params.prompt_logprobs is None or len(request.prompt_scores) >= len(request.prompt) - 1
 
     def catch_up(self, requests: Sequence[Request], drafted: Sequence[bool], budget: int) -> bool:
-        """Bring the auxiliary's cache up to date where a running request is drafted for, by `budget` tokens at most.
+        """Bring the auxiliary's cache up to date where a running request is drafted for.
 
         Args:
-            budget: tokens, shared by all rows.
+            budget: tokens at most, shared by the rows whose drafts follow the load; the others are brought up to date
+                whatever it takes, which is what was looked up for them since the auxiliary last drafted.
 
         Returns:
             whether all of those caches are up to date now.
         """
         behind = [row for row, request in enumerate(requests) if drafted[row] and self._lags(request)]
-        for row in behind if budget > 0 else ():
+        for row in behind:
             request, began = requests[row], time.perf_counter()
+            limit = budget if request.params.follows_load else request.committed
+            if limit <= 0:
+                continue
             if not request.auxiliary_cached:
                 request.auxiliary_cached = self._reuse(self.auxiliary, request, row, requests)
             held = request.auxiliary_cached
-            self._extend(request, row, min(request.committed - 2, held + budget))
+            self._extend(request, row, min(request.committed - 2, held + limit))
             budget -= request.auxiliary_cached - held
             request.statistics.prefill_seconds += time.perf_counter() - began
-            if budget <= 0:
-                break
         return not any(self._lags(requests[row]) for row in behind)
 
     @staticmethod

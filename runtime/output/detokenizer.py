@@ -39,7 +39,7 @@ class Detokenizer:
                 self._decoded = len(known)
                 if self._add(request, piece, early):
                     return "stop"
-            if len(known) >= params.max_tokens:
+            if len(known) >= request.max_tokens:
                 return "stop" if self._flush(request, known) else "length"
         return None
 

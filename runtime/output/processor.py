@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from runtime.constraints.constraint import Constrainer, Constraint
 from runtime.decoder.block import Block
 from runtime.output.detokenizer import Detokenizer
-from runtime.scheduler.request import Request
+from runtime.scheduler.request import Acceptance, Request
 from runtime.scheduler.statistics import Totals
+from runtime.scheduler.thoughts import Thoughts
 
 TopTokens = list[list[tuple[int, float]]]
 """The likeliest tokens of one row and their log-probabilities, at each emitted position."""
@@ -47,6 +48,7 @@ class OutputProcessor:
         constraint = self._constrainer.constraint(request.id, request.params, request.prompt, request.grammar)
         if constraint:
             self._constraints[request.id] = constraint
+            constraint.thinking = request.thinking
 
     def constraint(self, request: Request) -> Constraint | None:
         """What the request asks of its logits; None if nothing."""
@@ -61,30 +63,35 @@ class OutputProcessor:
         given, grown = block.given, []
         for row, request in enumerate(requests):
             if given.is_kept[row]:
-                before = len(request.tokens)
+                before, thinking = len(request.tokens), request.thinking
                 try:
                     self._append(request, row, block)
                 except Exception as error:
                     request.fail(error)
                     continue
-                if given.params[row].drafts:
+                if given.params[row].uses_model:
                     request.auxiliary_cached = max(0, request.committed - 2)
-                grown.append((row, request, before))
+                grown.append((row, request, before, thinking))
         now = time.perf_counter()
         seconds = block.drafted - block.began, block.scored - block.drafted, now - block.scored
         self.totals.record_block(*seconds)
-        for row, request, before in grown:
+        for row, request, before, thinking in grown:
             count = len(request.tokens) - before
             drafted, accepted = block.drafted_levels[row], min(len(block.tokens[row]) - 1, count)
-            if alarm := request.statistics.record_block(drafted, accepted, count, seconds):
+            params = given.params[row]
+            if alarm := request.statistics.record_block(drafted, accepted, count, seconds, params.uses_model):
                 self.totals.alarm(request.id, alarm)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
-            if block.given.params[row].spec.bounded:
+            if params.spec.bounded:
                 spent = sum(block.spent[row][:count])
                 request.statistics.divergence_spent += spent
                 self.totals.divergence_spent += spent
             self.totals.add(drafted, accepted, count)
+            if thinking:
+                for counts in (request.statistics, self.totals):
+                    counts.thinking_tokens += count
+                    counts.thinking_passes += 1
 
     def record_prefill(self, request: Request, began: float) -> None:
         """Count the time since `began` as this request's prefill."""
@@ -108,17 +115,38 @@ class OutputProcessor:
         assert self._constraints.keys() <= begun, "a constraint without a request"
 
     def _append(self, request: Request, row: int, block: Block) -> None:
-        before, tokens, log_probs = len(request.tokens), block.tokens[row], block.log_probs[row]
         if not block.finite[row]:
             raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
+        if request.thoughts:
+            self._read_thoughts(request, request.thoughts, row, block)
+        before, tokens, log_probs = len(request.tokens), block.tokens[row], block.log_probs[row]
         wanted = request.params.top_logprobs
         top = _top_tokens(block.logits_of(row), wanted) if wanted else []
         request.finish_reason = self._detokenizers[request.id].append(request, tokens, log_probs)
         request.top_log_probs += top[: len(request.tokens) - before]
+        request.details += block.details[row][: len(request.tokens) - before]
         request.target_cached = request.committed - 1
         request.blocks += 1
         if request.id in self._constraints:
             self._constraints[request.id].advance(request.tokens[before:])
+            self._constraints[request.id].thinking = request.thinking
+        if request.thoughts and (begun := request.thoughts.begun(request.tokens)):
+            request.stable = min(request.stable, request.offsets[-begun])  # a tag is no text
+
+    def _read_thoughts(self, request: Request, thoughts: Thoughts, row: int, block: Block) -> None:
+        """Drop what a block has behind a tag, where the other part has a rule or a grammar of its own.
+
+        The target's own token goes as well: it may come from what a rejected draft has left of the target's law.
+        """
+        cut = request.params.thinking is not request.params or request.params.constrained
+        was_inside = thoughts.inside
+        tokens, forced = thoughts.read(request.tokens, block.tokens[row], cut)
+        if forced:
+            own = block.logits_of(row)[len(tokens) - 1].astype(np.float64)
+            block.log_probs[row][len(tokens) - 1] = float(own[tokens[-1]] - np.logaddexp.reduce(own))
+        block.tokens[row], block.log_probs[row] = tokens, block.log_probs[row][: len(tokens)]
+        if cut and thoughts.inside is not was_inside:
+            request.acceptance = Acceptance()  # the parts' rates differ
 
 
 def _top_tokens(logits: npt.NDArray[np.float32], count: int) -> TopTokens:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from runtime.decoder.draft_details import TokenDetails
 from runtime.scheduler.request import FinishReason, Request, Result
 from runtime.scheduler.statistics import Statistics
 
@@ -16,24 +18,28 @@ class OutputDelta:
 
     Attributes:
         text: new text; never part of a stop string, complete characters only.
-        token_ids, logprobs, top_logprobs: of the new tokens, as in `Result`. Text may lag behind its tokens.
+        token_ids, logprobs, top_logprobs, details: of the new tokens, as in `Result`. Text may lag behind its tokens.
         offsets: where in the choice's whole text each of them begins, in characters.
         drafted, accepted: tokens drafted for it, and its leading tokens that are accepted drafts; what follows them is
             the target's own (the bonus token).
         index: the choice; counts on over the prompts of `submit_many`.
         finish_reason, statistics: on the choice's last delta, else None.
+        reasoning, answer: of the text, what is inside thoughts and what is not, without the tags.
     """
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
+    details: list[TokenDetails] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
     index: int = 0
     finish_reason: FinishReason | None = None
     statistics: Statistics | None = None
+    reasoning: str = ""
+    answer: str = ""
 
 
 @dataclass(eq=False)
@@ -41,7 +47,7 @@ class Choice:
     """A request and how much of it was sent; owned by the engine's thread."""
 
     request: Request
-    stream: Stream
+    inbox: Inbox
     index: int
     tokens: int = 0
     characters: int = 0
@@ -55,7 +61,9 @@ class Choice:
         upto = len(request.text) if ended else request.stable
         if not ended and at == len(request.tokens) and self.characters >= upto:
             return None
-        text, self.characters = request.text[self.characters : upto], max(self.characters, upto)
+        text = request.text[self.characters : upto]
+        reasoning, answer = request.split(self.characters, upto)
+        self.characters = max(self.characters, upto)
         self.tokens = len(request.tokens)
         drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted
         accepted, self.accepted = request.statistics.accepted - self.accepted, request.statistics.accepted
@@ -64,6 +72,9 @@ class Choice:
             token_ids=request.tokens[at:],
             logprobs=request.log_probs[at:],
             top_logprobs=request.top_log_probs[at:],
+            reasoning=reasoning,
+            answer=answer,
+            details=request.details[at:],
             offsets=request.offsets[at:],
             drafted=drafted,
             accepted=accepted,
@@ -73,24 +84,32 @@ class Choice:
         )
 
 
-class Stream:
-    """The output of what was submitted: `async for delta in stream`. Leaving the loop early cancels the requests.
+class Inbox:
+    """What has come and was not taken yet. The engine keeps it, and not the stream, which its reader may drop."""
 
-    Belongs to the event loop that makes it.
-    """
-
-    def __init__(self, requests: list[Request], cancel: Callable[[Sequence[Request]], None]) -> None:
-        self.requests, self._cancel = requests, cancel
+    def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._deltas: list[OutputDelta] = []
-        self._reader: asyncio.Future[None] | None = None
-        self._open = len(requests)  # choices whose last delta has not been taken
+        self.deltas: list[OutputDelta] = []
+        self.reader: asyncio.Future[None] | None = None
 
     def put(self, delta: OutputDelta) -> None:
         """Add a delta and wake the reader. In the stream's event loop."""
-        self._deltas.append(delta)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self.deltas.append(delta)
+        if self.reader is not None and not self.reader.done():
+            self.reader.set_result(None)
+
+
+class Stream:
+    """The output of what was submitted: `async for delta in stream`. Leaving the loop early cancels the requests.
+
+    So does dropping it. Belongs to the event loop that makes it.
+    """
+
+    def __init__(self, requests: list[Request], cancel: Callable[[Sequence[Request]], None]) -> None:
+        self.requests, self.inbox = requests, Inbox()
+        self._cancel = weakref.finalize(self, cancel, requests)  # once, and whoever drops it wants no more of it
+        self._cancel.atexit = False
+        self._open = len(requests)  # choices whose last delta has not been taken
 
     async def take(self) -> list[OutputDelta]:
         """The deltas that have come and were not taken yet, at least one; none once every choice has ended.
@@ -100,13 +119,14 @@ class Stream:
         Raises:
             RequestFailed: something broke under a choice, whose deltas before were taken; the cause is chained.
         """
-        while self._open and not self._deltas:
-            self._reader = self.loop.create_future()
-            await self._reader
-        failed = next((at for at, delta in enumerate(self._deltas) if delta.finish_reason == "error"), None)
+        inbox = self.inbox
+        while self._open and not inbox.deltas:
+            inbox.reader = inbox.loop.create_future()
+            await inbox.reader
+        failed = next((at for at, delta in enumerate(inbox.deltas) if delta.finish_reason == "error"), None)
         if failed == 0:
-            Result.of(self.requests[self._deltas[0].index])  # raises
-        taken, self._deltas = self._deltas[:failed], [] if failed is None else self._deltas[failed:]
+            Result.of(self.requests[inbox.deltas[0].index])  # raises
+        taken, inbox.deltas = inbox.deltas[:failed], [] if failed is None else inbox.deltas[failed:]
         self._open -= sum(delta.finish_reason is not None for delta in taken)
         return taken
 
@@ -125,12 +145,12 @@ class Stream:
 
     def whole(self) -> list[OutputDelta]:
         """All output of each choice as one delta, when every choice has ended."""
-        deltas = [Choice(request, self, index).delta() for index, request in enumerate(self.requests)]
+        deltas = [Choice(request, self.inbox, index).delta() for index, request in enumerate(self.requests)]
         return [delta for delta in deltas if delta]
 
     def cancel(self) -> None:
         """End all its choices; their rows are free by the next block. What was produced by then is still delivered."""
-        self._cancel(self.requests)
+        self._cancel()
 
     async def results(self) -> list[Result]:
         """Wait for the end: the result of each choice. Being cancelled cancels the request.

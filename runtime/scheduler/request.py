@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import operator
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime.scheduler.statistics import Statistics
+from runtime.scheduler.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from runtime.constraints.follower import Grammar
+    from runtime.decoder.draft_details import TokenDetails
+    from runtime.speculation.lookup import Text
 
 EXPECTED, CAUTION, RECENT = 0.8, 12, 64
 """How often a drafted token is accepted before anything was seen, for how many tokens that counts, and how many of the
@@ -90,12 +93,15 @@ class Request:
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
         arrived: `time.perf_counter()` when it was made.
         grammar: the compiled language of a constrained one.
+        thoughts: follows its thoughts; None where no tags are known.
         tokens: new tokens so far, end-of-sequence included.
         log_probs: the target's unprocessed log-probability of each.
         top_log_probs: with `top_logprobs`, its likeliest alternatives at each token, (token, log-probability).
+        details: with `draft_details`, how each token came about.
         prompt_scores: with `prompt_logprobs`, of each prompt token but the first; a prompt's choices share the list.
         blocks: decoding blocks run; the second half of the noise key.
         acceptance, draft_len: what automatic drafts go by, and how long they are; a fixed draft's have no meaning.
+        looked_up: its text, where drafts are looked up in it.
         target_cached, auxiliary_cached: leading columns of its row that are right in either cache.
         auxiliary_seconds: what storing the prompt in the auxiliary's cache took, and catching up.
         text: decoded text of `tokens`, cut before a stop string.
@@ -115,13 +121,16 @@ class Request:
     salt: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     grammar: Grammar | None = None
+    thoughts: Thoughts | None = None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
+    details: list[TokenDetails] = field(default_factory=list)
     prompt_scores: list[TokenScore] = field(default_factory=list)
     blocks: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0
+    looked_up: Text | None = None
     target_cached: int = 0
     auxiliary_cached: int = 0
     auxiliary_seconds: float = 0.0
@@ -135,9 +144,29 @@ class Request:
     def __post_init__(self) -> None:
         self.statistics.prompt_tokens = len(self.prompt)
 
+    @property
+    def max_tokens(self) -> int:
+        """Most new tokens; whoever made the request has said how many fit."""
+        assert self.params.max_tokens is not None
+        return self.params.max_tokens
+
     def fail(self, error: Exception) -> None:
         """End by an error."""
         self.finish_reason, self.error = "error", error
+
+    @property
+    def thinking(self) -> bool:
+        """Whether its next token belongs to a thought."""
+        return self.thoughts is not None and self.thoughts.inside
+
+    @property
+    def part_params(self) -> DecodingParams:
+        """The parameters of the part that its next token belongs to: a thought, or the answer."""
+        return self.params.thinking if self.thinking else self.params
+
+    def split(self, start: int = 0, end: int | None = None) -> tuple[str, str]:
+        """What of its text, between two characters, are thoughts, and what is the answer."""
+        return self.thoughts.split(self.text, self.offsets, start, end) if self.thoughts else ("", self.text[start:end])
 
     @property
     def committed(self) -> int:
@@ -162,11 +191,13 @@ class Result:
 
     Attributes:
         text: the new text, without stop string and special tokens.
+        reasoning, answer: of the text, what is inside thoughts and what is not, without the tags.
         token_ids: the new tokens; a final end-of-sequence token, or the tokens that completed a stop string, included.
         finish_reason: `stop` or `length`; `cancelled`, with what there was by then.
         logprobs: the target's log-probability of each token, at temperature 1 without filters, penalties, constraints.
         top_logprobs: with the parameter of that name, as many of the target's likeliest tokens at each, likeliest
             first: (token id, log-probability); else empty.
+        details: with the parameter `draft_details`, how each token came about; else empty.
         prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
             empty.
         index: which of the prompt's `n` choices it is.
@@ -174,10 +205,13 @@ class Result:
     """
 
     text: str
+    reasoning: str
+    answer: str
     token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
+    details: list[TokenDetails]
     prompt_logprobs: list[TokenScore]
     statistics: Statistics
     seed: int
@@ -194,12 +228,16 @@ class Result:
         assert request.finish_reason is not None, "the request has not ended"
         if request.finish_reason == "error":
             raise RequestFailed(f"request {request.id} failed: {request.error}") from request.error
+        reasoning, answer = request.split()
         return cls(
             text=request.text,
+            reasoning=reasoning,
+            answer=answer,
             token_ids=request.tokens,
             finish_reason=request.finish_reason,
             logprobs=request.log_probs,
             top_logprobs=request.top_log_probs,
+            details=request.details,
             prompt_logprobs=request.prompt_scores,
             statistics=request.statistics,
             seed=request.seed,
@@ -210,4 +248,5 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         scores = [score._asdict() for score in self.prompt_logprobs]
-        return {**self.__dict__, "prompt_logprobs": scores, "statistics": self.statistics.to_dict()}
+        details = [asdict(one) for one in self.details]
+        return {**self.__dict__, "details": details, "prompt_logprobs": scores, "statistics": self.statistics.to_dict()}

@@ -81,18 +81,19 @@ class Scheduler:
             InvalidInput: its draft is larger than this scheduler allows.
             CapacityExceeded: prompt, new tokens and draft tree do not fit a row.
         """
-        p, room = request.params, self.room_for_tokens
-        if p.drafted > self.max_draft_len and not p.automatic:
-            raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
-        if p.draft_width > self.max_beam_width:
-            field = "branching" if p.spec.form == "branches" else "beam_width"
-            problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
-            raise InvalidInput(field, getattr(p, field), problem)
+        room = self.room_for_tokens
+        for p in (request.params.thinking, request.params):
+            if p.drafted > self.max_draft_len and (p.draft_len != "auto" or p.form == "branches"):
+                raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
+            if p.draft_width > self.max_beam_width:
+                field = "branching" if p.form == "branches" else "beam_width"
+                problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
+                raise InvalidInput(field, getattr(p, field), problem)
         if len(request.prompt) >= room:
             raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
-        if len(request.prompt) + p.max_tokens > room:
+        if len(request.prompt) + request.max_tokens > room:
             problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
-            raise CapacityExceeded("max_tokens", p.max_tokens, f"{problem} {room - len(request.prompt)}")
+            raise CapacityExceeded("max_tokens", request.max_tokens, f"{problem} {room - len(request.prompt)}")
 
     @property
     def room_for_tokens(self) -> int:
@@ -201,7 +202,7 @@ class Scheduler:
             end = max(start, min(request.committed - 1, start + left))
             left -= end - start
             pieces.append(PromptPiece(request, len(self.running), end, both))
-            if end < request.committed - 1 or not request.params.max_tokens:
+            if end < request.committed - 1 or not request.max_tokens:
                 break
             self.join()
         return Plan(pieces, left)
@@ -316,5 +317,7 @@ class Scheduler:
         for request in self.running:
             assert request.target_cached == request.committed - 1, "the target's cache is not the request's"
             assert 0 <= request.auxiliary_cached <= request.committed - 1
-            if request.params.drafts and not request.params.follows_load:
+            p = request.params
+            both_draft = p.uses_model and p.thinking.uses_model
+            if both_draft and not p.looks_up and not p.follows_load:
                 assert request.auxiliary_cached >= request.committed - 2, "the auxiliary's cache lags"

@@ -31,6 +31,7 @@ class Counts:
         reused_tokens: of them, those whose keys and values the target took from an earlier prompt.
         preemptions: times that it gave up its row because pages ran out, and computed its caches anew later.
         target_passes: forward passes of the target that scored a request (prefill not counted).
+        thinking_passes, thinking_tokens: of these, the passes that began inside a thought, and the tokens they gave.
         drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
         accepted: drafted tokens that are part of the result.
         divergence_spent: how far `budget` moved the laws of its tokens from the target's, in total variation, added up;
@@ -44,6 +45,8 @@ class Counts:
     preemptions: int = 0
     tokens: int = 0
     target_passes: int = 0
+    thinking_passes: int = 0
+    thinking_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     divergence_spent: float = 0.0
@@ -101,19 +104,20 @@ class Statistics(Counts):
     _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
     def record_block(
-        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]
+        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float], judged: bool = True
     ) -> Alarm | None:
         """Add one block; returns the acceptance alarm if it goes off now.
 
         Args:
             accepted: drafted tokens that became part of the text.
             seconds: draft, score, commit.
+            judged: whether the auxiliary drafted; an alarm is about the pair, not about what a text repeats.
         """
         self.add(drafted, accepted, tokens)
         self.draft_seconds += seconds[0] if drafted else 0.0
         self.score_seconds += seconds[1]
         self.commit_seconds += seconds[2]
-        if not drafted:
+        if not drafted or not judged:
             return None
         window = self._window
         window[0], window[1], window[2] = window[0] + 1, window[1] + drafted, window[2] + accepted

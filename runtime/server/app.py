@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import resources
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment
 from starlette.requests import Request
@@ -24,8 +24,11 @@ from runtime.server.routes import Endpoint, document
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
 from runtime.server.service import Service
 
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-_HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
+if TYPE_CHECKING:
+    from runtime.cluster.gateway import Gateway
+
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+_HEADERS = {"content-security-policy": f"{_POLICY}frame-ancestors 'none'", "x-content-type-options": "nosniff"}
 
 
 def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
@@ -50,7 +53,7 @@ def application(service: Service) -> ASGIApp:
         try:
             yield
         finally:
-            await service.engine.close(drain=False)
+            await service.close()
 
     def responded(path: str, status: int) -> None:
         row = next((row for row in rows if row.route.path_regex.match(path)), None)
@@ -59,29 +62,7 @@ def application(service: Service) -> ASGIApp:
     return Guard(Router([row.route for row in rows], lifespan=lifespan), service.options, responded)
 
 
-class Answers(Protocol):
-    """What answers the routes: a service, or the gateway before several."""
-
-    async def complete(self, kind: type[Body], request: Request, /) -> ASGIApp:
-        """A request for text."""
-
-    async def models(self, request: Request, /) -> ASGIApp:
-        """The list of models."""
-
-    async def model(self, request: Request, /) -> ASGIApp:
-        """One of them."""
-
-    async def live(self, request: Request, /) -> ASGIApp:
-        """Whether the process should be left running."""
-
-    async def ready(self, request: Request, /) -> ASGIApp:
-        """Whether requests should be sent here."""
-
-    async def scrape(self, request: Request, /) -> ASGIApp:
-        """Metrics."""
-
-
-def table(service: Answers) -> list[Endpoint]:
+def table(service: Service | Gateway) -> list[Endpoint]:
     """Every route of the server; the router takes the first row that fits."""
 
     async def version(_: Request) -> Response:

@@ -2,7 +2,8 @@
 
 Reading JSON holds the interpreter's lock until it is done, in whatever thread it happens. So what a body may hold is
 bounded before it is read (`check_body`), and a large one is read in a thread of its own, one at a time, with pauses:
-the event loop and the engine get the lock after at most one of them, and most of the time.
+the event loop and the engine get the lock after at most one of them, and most of the time. What else takes long, of
+which strangers may ask for much, is done in such threads as well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_VALUES = 50_000
 """Most values of one body: reading so many takes 5 to 20 ms. Commas and brackets inside strings count as well."""
 
 REST_RATIO = 3
-"""After reading a large body, the thread rests for so many times as long. Several in a row would otherwise stop the
+"""After each piece of work, the thread rests for so many times as long. Several in a row would otherwise stop the
 engine for longer than any one of them does."""
 
 INLINE_BYTES = 32 * 1024
@@ -52,16 +53,18 @@ def read_object(data: bytes) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-class BodyReader:
-    """Runs what takes long with large bodies in a thread, one body at a time, for a quarter of the time at most."""
+class RestingThread:
+    """Runs what takes long, one piece at a time, for a quarter of the time at most."""
 
     def __init__(self) -> None:
-        self._thread, self._rested = ThreadPoolExecutor(1, "mtad-bodies"), 0.0
+        self._thread, self._rested = ThreadPoolExecutor(1, "mtad-resting"), 0.0
 
-    async def run(self, data: bytes, function: Callable[..., T], *arguments: Any) -> T:
-        """`function(*arguments)`, which reads `data` or what came of it."""
-        if len(data) <= INLINE_BYTES:
-            return function(*arguments)
+    async def read(self, data: bytes, function: Callable[..., T], *arguments: Any) -> T:
+        """`function(*arguments)`, which reads a body or what came of it; at once where it is small."""
+        return await self.run(function, *arguments) if len(data) > INLINE_BYTES else function(*arguments)
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """`function(*arguments)`, in turn."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._in_turn, function, *arguments)
 
     def _in_turn(self, function: Callable[..., T], *arguments: Any) -> T:

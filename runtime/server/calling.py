@@ -55,6 +55,9 @@ HERMES = Form(r"<tool_call>(?:\\n|\s)*\{", "<tool_call>\n", "\n</tool_call>", "\
 LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters")
 FORMS = (HERMES, LLAMA)
 """Hermes's, which Qwen 2.5 and 3 have too, and Llama 3's."""
+COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
+"""Keywords of schemas that name properties elsewhere. Other arguments are those of `properties`, each once: llguidance
+lets a property that is not listed repeat."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,8 @@ class Calling:
         rules, calls = ["call: " + " | ".join(f"call_{at}" for at in range(len(self.functions)))], "call"
         for at, function in enumerate(self.functions):
             options = {"whitespace_pattern": WHITE_SPACE, "lenient": not function.strict}
-            schema = json.dumps({"x-guidance": options} | function.parameters)
+            closed = {"additionalProperties": False} if COMPOSED.isdisjoint(function.parameters) else {}
+            schema = json.dumps({"x-guidance": options} | closed | function.parameters)
             named = json.dumps(f'{function.name}", "{form.key}": ')
             rules.append(f"call_{at}: {named} arguments_{at} {literal('}' + form.after)}")
             rules.append(f"arguments_{at}: %json {schema}")

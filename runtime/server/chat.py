@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from pydantic_core import to_json
 from transformers import PreTrainedTokenizerBase
 
 from mtad.errors import InvalidInput
 from runtime.config import read_text
+from runtime.constraints.trials import Pool
 from runtime.prompts import Prompt
+
+_RESERVED = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"}
 
 
 class ChatTemplate:
-    """A chat template, in the sandbox that transformers runs templates in.
+    """A chat template, in the sandbox that transformers runs templates in, in a process of its own.
 
     Args:
         tokenizer: for its own template and the special tokens templates name.
@@ -24,6 +30,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None, pair: str) -> None:
         self._tokenizer, self._source, self._pair = tokenizer, source, pair
+        self.pool = Pool("the chat template", self._settings)
 
     @property
     def available(self) -> bool:
@@ -36,15 +43,25 @@ class ChatTemplate:
             return ""
         return str(self._tokenizer.get_chat_template(self._source, tools=list(tools) or None))
 
-    def render(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        effort: str | None = None,
+    ) -> str:
         """The prompt, up to where the assistant's answer begins; special tokens are in the text.
 
         Args:
             messages: role and content of each, and what else OpenAI's have.
             tools: functions that the model may call, in OpenAI's shape.
+            variables: further ones of the template, such as enable_thinking.
+            effort: how much to think; "none" for not at all.
 
         Raises:
-            InvalidInput: there is no template, or it refuses these messages.
+            InvalidInput: there is no template, it refuses these messages, it has no such variable, or it breaks a limit
+                of the process.
+            Failed: the pool was closed.
         """
         if not self.available:
             problem = "its tokenizer has no chat template; give one with --chat-template, or use completions"
@@ -53,14 +70,26 @@ class ChatTemplate:
         if "tool_calls" not in source and any(one["role"] == "tool" or "tool_calls" in one for one in messages):
             problem = "the chat template has no place for calls and their results; give another with --chat-template"
             raise InvalidInput("messages", "tool_calls", problem)
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages, list(tools) or None, chat_template=source, tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        given = dict(variables or {})
+        for name, value in given.items():
+            if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", source):
+                raise InvalidInput("chat_template_kwargs", {name: value}, f"the chat template has no variable {name}")
+        if effort:
+            own = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            own = {name: value for name, value in own.items() if name in source}
+            if not own:
+                raise InvalidInput("reasoning_effort", effort, "the model has no such setting; leave it out")
+            given = own | given
+        chat = {"messages": messages, "tools": tools, "template": int(bool(tools)), "variables": given}
+        found = await self.pool.run_soon(lambda trials: trials.run("messages", to_json(chat).decode()))
+        for problem in found["problems"]:
             roles = [message["role"] for message in messages]
-            raise InvalidInput("messages", roles, f"the chat template refuses them: {error}") from None
-        return str(text)
+            raise InvalidInput("messages", roles, f"the chat template refuses them: {problem}")
+        return str(found["text"])
+
+    def _settings(self) -> dict[str, object]:
+        templates = [self.source(()), self.source(({},))]
+        return {"templates": templates, "special_tokens": self._tokenizer.special_tokens_map}
 
 
 def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -70,10 +99,13 @@ def read_template(path: Path, tokenizer: PreTrainedTokenizerBase) -> str:
         InvalidInput: it cannot be read, or is not a template.
     """
     source = read_text("chat-template", path)
+    template = ChatTemplate(tokenizer, source, str(path))
     try:
-        ChatTemplate(tokenizer, source, str(path)).render([{"role": "user", "content": "Hello"}])
+        asyncio.run(template.render([{"role": "user", "content": "Hello"}]))
     except InvalidInput as error:
         raise InvalidInput("chat-template", str(path), error.problem) from None
+    finally:
+        template.pool.close()
     return source
 
 

@@ -88,7 +88,7 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    errors = error.errors(include_url=False, include_input=False)  # inputs may be large, and are not shown
+    errors = error.errors(include_url=False)
     first = errors[0]
     context = first.get("ctx", {})
     if isinstance(context.get("error"), InvalidInput):
@@ -106,4 +106,5 @@ def _invalid(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{param}: required", param, "missing_required_parameter")
     alike = {one["msg"] for one in errors if one["loc"][:1] == first["loc"][:1]}
-    return ApiError(400, f"{param or 'body'}: {'; or '.join(sorted(alike))}", param or None, "invalid_type")
+    given = f" = {shown(first['input'])}" if param else ""
+    return ApiError(400, f"{param or 'body'}{given}: {'; or '.join(sorted(alike))}", param or None, "invalid_type")

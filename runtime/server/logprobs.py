@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
@@ -11,6 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from mtad.errors import InvalidInput
+from runtime.decoder.draft_details import DraftedToken
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
 
@@ -128,6 +131,19 @@ class TokenNames:
             for token, own, some in _tokens(delta)
         ]
         return {"content": content, "refusal": None}
+
+    def details(self, delta: OutputDelta) -> list[dict[str, Any]]:
+        """What `draft_details` asks for: one object per token."""
+
+        def entry(one: DraftedToken) -> dict[str, Any]:
+            return {"text": self.name(one.token)[0], **asdict(one)}
+
+        each = zip(delta.token_ids, delta.offsets, delta.logprobs, delta.details, strict=True)
+        return [
+            {"text": self.name(token)[0], "offset": offset, "p": math.exp(own)}
+            | {"accepted": one.accepted and entry(one.accepted), "rejected": [entry(other) for other in one.rejected]}
+            for token, offset, own, one in each
+        ]
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:
         text, raw = self.name(token)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
@@ -113,6 +113,7 @@ class Message(StrictModel):
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
+    reasoning_content: str | None = Field(None, description="the thought that an answer began with")
     refusal: None = None
     annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
@@ -124,6 +125,7 @@ class Message(StrictModel):
             raise InvalidInput("messages", self.role, "the message has no content; give text")
         others = {
             "name": self.name,
+            "reasoning_content": self.reasoning_content,
             "tool_call_id": self.tool_call_id,
             "tool_calls": [one.plain() for one in self.tool_calls or []],
         }
@@ -132,6 +134,8 @@ class Message(StrictModel):
         }
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to think, in vLLM's words."""
 Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
@@ -142,9 +146,19 @@ class Chat:
 
     Attributes:
         choice: whether it may, must not or must call one, or which one.
+        variables: of the chat template, beside messages and tools.
+        effort: how much to think.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Tool]
     choice: ToolChoice
     several: bool
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+
+    def plain(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The messages and the tools that a chat template gets."""
+        tools = () if self.choice == "none" else self.tools
+        told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+        return [message.plain() for message in self.messages], told

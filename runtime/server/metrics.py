@@ -10,9 +10,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
-from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.async_llm import AsyncLLM
@@ -21,8 +20,8 @@ from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
 PHASES = ("queue", "prefill", "draft", "score", "commit")
 
 
-def exposition(request: Request, families: list[Metric]) -> Response:
-    """The text that Prometheus reads, in the form that it asks for."""
+def exposition(families: list[Metric]) -> Response:
+    """The text that Prometheus reads; some milliseconds of the interpreter."""
 
     class Collected(Collector):
         def collect(self) -> list[Metric]:
@@ -30,8 +29,7 @@ def exposition(request: Request, families: list[Metric]) -> Response:
 
     registry = CollectorRegistry()
     registry.register(Collected())
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(registry), headers={"content-type": content_type})
+    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 class Metrics(Collector):
@@ -77,6 +75,8 @@ class Metrics(Collector):
         yield _counter("mtad_accepted_tokens_per_position", words, positions, "position")
         yield _counter("mtad_drafted_blocks", "blocks with a draft, of each row counted", sum(lengths))
         yield _counter("mtad_target_passes", "passes of the target, each of each row counted", totals.target_passes)
+        yield _counter("mtad_thinking_tokens", "tokens of blocks that began in a thought", totals.thinking_tokens)
+        yield _counter("mtad_thinking_passes", "passes that began in a thought", totals.thinking_passes)
         yield _counter("mtad_blocks", "blocks, whatever their rows", totals.turns)
         yield _gauge("mtad_block_efficiency", "tokens per target pass, since the start", totals.block_efficiency)
         yield _gauge("mtad_acceptance_rate", "accepted / drafted tokens, since the start", totals.acceptance_rate)

@@ -14,7 +14,7 @@ from runtime.server.responses import OpenAIResponse
 
 
 class ResponseObjects(OpenAIResponse):
-    """The objects of one request, whose answer is a list of items: what is said, then calls."""
+    """The objects of one request, whose answer is a list of items: what is thought, what is said, then calls."""
 
     _body: ResponseRequest
 
@@ -22,6 +22,7 @@ class ResponseObjects(OpenAIResponse):
         super().__init__(*given)
         self._id = self._body.request_id or f"{random.getrandbits(128):032x}"
         self._items: list[dict[str, Any]] = []
+        self._details: list[dict[str, Any]] = []
         self._sent = 0  # events
         self._status = "in_progress"
 
@@ -49,8 +50,17 @@ class ResponseObjects(OpenAIResponse):
 
     def _changes(self, delta: OutputDelta) -> Iterator[tuple[str, dict[str, Any]]]:
         ended = delta.finish_reason is not None
-        said, calls = self._readers[0].read(delta.text, ended) if self._readers else (delta.text, [])
-        if not self._items and (said or (ended and not calls)):
+        text = delta.text if self._requests[0].thoughts is None else delta.answer
+        said, calls = self._readers[0].read(text, ended) if self._readers else (text, [])
+        if delta.reasoning:
+            if self._last_type != "reasoning":
+                yield from self._close("completed")
+                yield from self._open({"type": "reasoning", "summary": [], "content": []}, "rs")
+                self._items[-1]["content"].append({"type": "reasoning_text", "text": ""})
+            self._items[-1]["content"][0]["text"] += delta.reasoning
+            yield "reasoning_text.delta", self._place() | {"delta": delta.reasoning}
+        if (said and self._last_type != "message") or (ended and not calls and not self._items):
+            yield from self._close("completed")
             yield from self._open({"type": "message", "role": "assistant", "content": []}, "msg")
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield "content_part.added", self._place() | {"part": part}
@@ -73,6 +83,10 @@ class ResponseObjects(OpenAIResponse):
             assert delta.statistics is not None
             self.statistics[0] = delta.statistics
 
+    @property
+    def _last_type(self) -> str | None:
+        return self._items[-1]["type"] if self._items else None
+
     def _open(self, item: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         item |= {"id": f"{prefix}_{self._id}_{len(self._items)}", "status": "in_progress"}
         self._items.append(item)
@@ -87,13 +101,15 @@ class ResponseObjects(OpenAIResponse):
             (part,) = item["content"]
             yield "output_text.done", self._place() | {"text": part["text"], "logprobs": []}
             yield "content_part.done", self._place() | {"part": part}
+        elif item["type"] == "reasoning":
+            yield "reasoning_text.done", self._place() | {"text": item["content"][0]["text"]}
         else:
             yield "function_call_arguments.done", self._place() | {"name": item["name"], "arguments": item["arguments"]}
         yield "output_item.done", {"output_index": len(self._items) - 1, "item": item}
 
     def _place(self) -> dict[str, Any]:
         item = self._items[-1]
-        part = {"content_index": 0} if item["type"] == "message" else {}
+        part = {} if item["type"] == "function_call" else {"content_index": 0}
         return {"item_id": item["id"], "output_index": len(self._items) - 1, **part}
 
     def _response(self) -> dict[str, Any]:
@@ -128,8 +144,9 @@ class ResponseObjects(OpenAIResponse):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
             "mtad": usage["mtad"],
         }
-        return found | costs | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict()}}
+        details = {"details": self._details} if params.draft_details else {}
+        return found | costs | {"mtad": {"seed": self._requests[0].seed, "statistics": statistics.to_dict(), **details}}

@@ -13,6 +13,7 @@ from runtime.server.messages import (
     Arguments,
     Chat,
     Content,
+    Effort,
     Function,
     FunctionCall,
     FunctionName,
@@ -84,6 +85,12 @@ class TextOptions(StrictModel):
     format: TextFormat | None = None
 
 
+class Reasoning(StrictModel):
+    """How much to think."""
+
+    effort: Effort | None = None
+
+
 class ResponseRequest(Body):
     """A request to `/v1/responses`, as OpenAI defines it."""
 
@@ -94,12 +101,15 @@ class ResponseRequest(Body):
     tools: Annotated[Items[ResponseTool], Field(max_length=MAX_TOOLS)] = Field([])
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
+    reasoning: Reasoning | None = Field(None, description="how much to think, where the chat template knows it")
 
     @classmethod
     def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
         found = super().translated(values)
         if isinstance(found.get("input"), str):
             found["input"] = [{"role": "user", "content": found["input"]}]
+        elif isinstance(found.get("input"), list):  # thoughts of earlier answers are not shown to the model again
+            found["input"] = [i for i in found["input"] if not isinstance(i, dict) or i.get("type") != "reasoning"]
         return found
 
     @property
@@ -112,7 +122,7 @@ class ResponseRequest(Body):
     @property
     def renamed(self) -> dict[str, str]:
         format = {"json_schema": "text"} if self.text else {}
-        return super().renamed | {"prompt": "input", "messages": "input"} | format
+        return super().renamed | {"prompt": "input", "messages": "input", "reasoning_effort": "reasoning"} | format
 
     @model_validator(mode="after")
     def _formatted(self) -> ResponseRequest:
@@ -134,7 +144,8 @@ class ResponseRequest(Body):
         tools = [Tool.model_construct(type="function", function=tool) for tool in self.tools]
         named = isinstance(self.tool_choice, ResponseToolChoice)
         choice = NamedTool.model_construct(type="function", function=self.tool_choice) if named else self.tool_choice
-        return Chat(found, tools, cast("ToolChoice", choice), self.parallel_tool_calls)
+        effort = self.reasoning.effort if self.reasoning else None
+        return Chat(found, tools, cast("ToolChoice", choice), self.parallel_tool_calls, effort=effort)
 
     def parameters(self, defaults: DecodingParams) -> DecodingParams:
         params = super().parameters(defaults)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
-from operator import itemgetter
+from itertools import zip_longest
 from typing import Any
 
 from pydantic_core import to_json
@@ -20,34 +18,10 @@ from runtime.server.logprobs import Echo, TokenNames
 from runtime.server.schema import Body, CompletionRequest
 
 
-@dataclass
-class Origins:
-    """Which characters of a choice came from accepted drafts; text may lag behind its tokens.
-
-    Attributes:
-        begun: where text of an origin begins, as far as it has not ended: (character, origin).
-    """
-
-    begun: list[tuple[int, str]] = field(default_factory=list)
-    shown: int = 0
-
-    def spans(self, delta: OutputDelta) -> list[tuple[str, int]]:
-        """The delta's text as (origin, characters), origins `accepted` and `bonus`, adding up to its length."""
-        if delta.accepted:
-            self.begun.append((delta.offsets[0], "accepted"))
-        if delta.accepted < len(delta.offsets):
-            self.begun.append((delta.offsets[delta.accepted], "bonus"))
-        end = self.shown + len(delta.text)
-        inside = [(max(at, self.shown), origin) for at, origin in self.begun if at < end]
-        ends = [*(at for at, _ in inside[1:]), end]
-        spans = [(origin, until - at) for (at, origin), until in zip(inside, ends, strict=False) if until > at]
-        self.begun, self.shown = self.begun[max(0, len(inside) - 1) :], end
-        return [(origin, sum(length for _, length in some)) for origin, some in groupby(spans, itemgetter(0))]
-
-
 def summed(statistics: Iterable[Statistics]) -> Counts:
     """Tokens, drafts and passes of several choices together."""
-    ended, names = list(statistics), ("tokens", "target_passes", "drafted", "accepted")
+    ended = list(statistics)
+    names = "tokens", "target_passes", "thinking_tokens", "thinking_passes", "drafted", "accepted"
     lengths = map(sum, zip_longest(*(one.accepted_lengths for one in ended), fillvalue=0))
     return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names}, accepted_lengths=list(lengths))
 
@@ -79,7 +53,6 @@ class OpenAIResponse:
         self._chat, self._logprobs_wanted = not isinstance(body, CompletionRequest), body.alternatives is not None
         self._prompt_logprobs: int | None = getattr(body, "prompt_logprobs", None)
         self._begun: set[int] = set()
-        self._origins = [Origins() for _ in requests]
         self._readers = [CallReader(calling) for _ in requests] if calling else []
         self.renamed = body.renamed | ({"grammar": "tools"} if calling else {})
         self.statistics: dict[int, Statistics] = {}
@@ -101,7 +74,12 @@ class OpenAIResponse:
     @property
     def lossless(self) -> bool:
         """Whether the texts are distributed as the target's own samples."""
-        return self._requests[0].params.spec.lossless
+        return self._requests[0].params.lossless
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether a whole answer takes long to write down."""
+        return self._logprobs_wanted or self._prompt_logprobs is not None
 
     def event(self, delta: OutputDelta) -> bytes:
         """A server-sent event for a delta; each delta of a stream is given once, in order."""
@@ -146,23 +124,23 @@ class OpenAIResponse:
             if self._prompt_logprobs is not None:
                 choice["prompt_logprobs"] = self._names.prompt(request, self._prompt_logprobs)
         else:
-            said = {"content": text}
+            answer = text if request.thoughts is None else delta.answer
+            said: dict[str, Any] = {"content": answer}
             if self._readers:
-                said = self._said(index, text, delta.finish_reason is not None, chunk)
+                said = self._said(index, answer, delta.finish_reason is not None, chunk)
                 if self._readers[index].calls and delta.finish_reason == "stop":
                     choice["finish_reason"] = "tool_calls"
+            if delta.reasoning:
+                said = {"reasoning_content": delta.reasoning, **said}
             if chunk:
                 choice["delta"] = {"role": "assistant", **said} if first else said
             else:
                 choice["message"] = {"role": "assistant", **said, "refusal": None}
         extension: dict[str, Any] = {}
         if chunk:
-            extension |= {
-                "drafted": delta.drafted,
-                "accepted": delta.accepted,
-                "tokens": len(delta.token_ids),
-                "origins": self._origins[index].spans(delta),
-            }
+            extension = {"drafted": delta.drafted, "accepted": delta.accepted, "tokens": len(delta.token_ids)}
+        if request.params.draft_details:
+            extension["details"] = self._names.details(delta)
         if delta.statistics:
             self.statistics[index] = delta.statistics
             extension |= {"seed": request.seed, "statistics": delta.statistics.to_dict()}
@@ -203,6 +181,7 @@ class OpenAIResponse:
         return {
             **self._counts(total.tokens),
             "prompt_tokens_details": {"cached_tokens": reused},
+            "completion_tokens_details": {"reasoning_tokens": total.thinking_tokens},
             "mtad": {
                 "lossless": self.lossless,
                 "acceptance_rate": total.acceptance_rate,
@@ -210,6 +189,8 @@ class OpenAIResponse:
                 "drafted_tokens": total.drafted,
                 "accepted_tokens": total.accepted,
                 "target_passes": total.target_passes,
+                "thinking_tokens": total.thinking_tokens,
+                "thinking_passes": total.thinking_passes,
             },
         }
 

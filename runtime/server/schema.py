@@ -20,7 +20,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
-from runtime.server.messages import Chat, Message, ToolChoice, Tools
+from runtime.server.messages import Chat, Effort, Message, ToolChoice, Tools
 from runtime.server.strict import MAX_ENTRIES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel, translate
 
 Token = Annotated[int, Field(ge=0)]
@@ -220,6 +220,8 @@ class ChatCompletionRequest(Body):
     tools: Tools = Field([], description="functions that the model may call")
     tool_choice: ToolChoice = Field("auto", description="whether it may, must not or must call one, or which one")
     parallel_tool_calls: bool = Field(True, description="whether an answer may have several calls")
+    reasoning_effort: Effort | None = Field(None, description="how much to think, where the chat template knows it")
+    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the template, such as enable_thinking")
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -227,7 +229,8 @@ class ChatCompletionRequest(Body):
 
     @property
     def chat(self) -> Chat:
-        return Chat(self.messages, self.tools, self.tool_choice, self.parallel_tool_calls)
+        told = self.chat_template_kwargs, self.reasoning_effort
+        return Chat(self.messages, self.tools, self.tool_choice, self.parallel_tool_calls, *told)
 
     @property
     def alternatives(self) -> int | None:
@@ -237,7 +240,7 @@ class ChatCompletionRequest(Body):
 
 
 def advertised(defaults: DecodingParams) -> dict[str, dict[str, Any]]:
-    """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default."""
+    """The decoder's fields for `/v1/models`: JSON schema of each with the pair's default; null stands for what fits."""
     properties = ChatCompletionRequest.model_json_schema()["properties"]
     found = {}
     for name in PARAMETERS:

@@ -26,7 +26,7 @@ from runtime.constraints.grammar import REMEDY
 from runtime.pair import ROLES
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request as EngineRequest
-from runtime.server.bodies import BodyReader, check_body
+from runtime.server.bodies import RestingThread, check_body
 from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
@@ -38,7 +38,7 @@ from runtime.server.options import ServerOptions
 from runtime.server.response_objects import ResponseObjects
 from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
-from runtime.server.schema import Body, CompletionRequest, advertised
+from runtime.server.schema import PARAMETERS, Body, CompletionRequest, advertised
 from runtime.server.streaming import Responder, cancel_on_disconnect
 from runtime.server.tracing import begin_span, describe_request, end_span
 
@@ -55,7 +55,7 @@ class Service:
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
-        self._bodies = BodyReader()
+        self._bodies, self._answers, self._scrapes = RestingThread(), RestingThread(), RestingThread()
         parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
@@ -66,7 +66,7 @@ class Service:
         try:
             body = await self._read(request, kind)
             names = body.renamed
-            asked = await self._bodies.run(await request.body(), self._parse, body)
+            asked = await self._bodies.read(await request.body(), self._parse, body)
             # a grammar may take its time to be compiled
             submitted = self._submit(body, asked, request, span, arrived)
             return await cancel_on_disconnect(request.receive, arrived, self.options.request_seconds, submitted)
@@ -86,7 +86,7 @@ class Service:
         data = await request.body()
         check_body(data)
         try:
-            body = await self._bodies.run(data, kind.model_validate_json, data)
+            body = await self._bodies.read(data, kind.model_validate_json, data)
         except ValidationError as error:
             shown = api_error(error)
             if (shown.code, shown.param) == ("missing_required_parameter", "model"):
@@ -96,6 +96,11 @@ class Service:
         if body.model != self.options.model:
             raise _no_model(body.model, f"; this server has {self.options.model!r}")
         return body
+
+    async def close(self) -> None:
+        """Give up what still runs."""
+        self._template.pool.close()
+        await self.engine.close(drain=False)
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model]})
@@ -116,8 +121,8 @@ class Service:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "starting" if self.engine.state == "open" else self.engine.state}, 503)
 
-    async def scrape(self, request: Request) -> Response:
-        return exposition(request, self.metrics.families())
+    async def scrape(self, _: Request) -> Response:
+        return await self._scrapes.run(lambda: exposition(self.metrics.families()))
 
     def _parse(self, body: Body) -> ParsedRequest:
         pair, chat = self.engine.llm.pair, body.chat
@@ -141,7 +146,7 @@ class Service:
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
         prompts = await self._prompts(request, body, chat)
-        if body.alternatives is not None or params.prompt_logprobs is not None:
+        if body.alternatives is not None or params.prompt_logprobs is not None or params.draft_details:
             await asyncio.to_thread(self._names.prepare)
         texts = prompts
         if params.prompt_logprobs is not None:
@@ -163,24 +168,20 @@ class Service:
                 echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
             kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
             response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
-            describe_request(span, body, sum(len(request.prompt) for request in stream.requests[:: params.n]), params)
+            describe_request(span, body, stream.requests, params)
         except BaseException:  # also when the client goes away
             stream.cancel()
             raise
-        return Responder(stream, response, body.stream, span, self.metrics.gaps, arrived, self.options.request_seconds)
+        times = arrived, self.options.request_seconds
+        return Responder(stream, response, body.stream, span, self.metrics.gaps, self._answers, *times)
 
     async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:
-        """What a request continues, made in threads: `chat`, if it is one."""
+        """What a request continues, made elsewhere than in the event loop: `chat`, if it is one."""
         found: list[Prompt]
         if chat:
-            tools = () if chat.choice == "none" else chat.tools
-
-            def tokenize() -> list[int]:
-                told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-                text = self._template.render([message.plain() for message in chat.messages], told)
-                return self.engine.llm.tokenize(text, body.add_special_tokens or False)
-
-            found = [await self.engine.in_thread(len(await request.body()), tokenize)]
+            told = await self._bodies.read(await request.body(), chat.plain)
+            text = await self._template.render(*told, chat.variables, chat.effort)
+            found = [await self._tokenized(text, body.add_special_tokens or False)]
         else:
             assert isinstance(body, CompletionRequest)
             found = list(body.prompts)
@@ -203,6 +204,7 @@ class Service:
         """The model's entry of `/v1/models`; what is ours is under `mtad`."""
         llm = self.engine.llm
         scheduler = llm.loop.scheduler
+        methods = {name: asdict(one) | {"uses": [*filter(one.uses, PARAMETERS)]} for name, one in METHODS.items()}
         return {
             "id": self.options.model,
             "object": "model",
@@ -216,7 +218,7 @@ class Service:
                 "max_draft_len": scheduler.max_draft_len,
                 "max_beam_width": scheduler.max_beam_width,
                 "chat": self._template.available,
-                "methods": {name: asdict(method) for name, method in METHODS.items()},
+                "methods": methods,
                 "parameters": advertised(llm.pair.defaults),
             },
         }

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.statistics import Histogram
+from runtime.server.bodies import RestingThread
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.server.responses import OpenAIResponse, sent_event
 from runtime.server.tracing import end_span
@@ -67,6 +68,7 @@ class Responder:
     Args:
         events: whether each delta is sent as it comes.
         gaps: seconds between two deltas of a choice are added to it.
+        slowly: where answers with log-probabilities are written down.
         arrived: when the request came, on the event loop's clock.
     """
 
@@ -75,6 +77,7 @@ class Responder:
     events: bool
     span: Span
     gaps: Histogram
+    slowly: RestingThread
     arrived: float
     seconds: float
     last: dict[int, float] = field(default_factory=dict)  # when each choice had its last delta
@@ -103,7 +106,9 @@ class Responder:
                 if delta.finish_reason == "cancelled":
                     raise cancelled()
                 self._clock(delta)
-        data = await asyncio.to_thread(self.response.whole, self.stream.whole())  # long, with log-probabilities
+        whole = self.stream.whole()
+        long = self.response.has_logprobs
+        data = await self.slowly.run(self.response.whole, whole) if long else self.response.whole(whole)
         await self._begin(send, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))])
         await send({"type": "http.response.body", "body": data})
 
@@ -117,7 +122,7 @@ class Responder:
                     raise cancelled()
                 self._clock(delta)
                 event = self.response.event
-                data += await asyncio.to_thread(event, delta) if self.response.long(delta) else event(delta)
+                data += await self.slowly.run(event, delta) if self.response.long(delta) else event(delta)
             ended = self.stream.ended
             data += self.response.last_events() if ended else b""
             await send({"type": "http.response.body", "body": data, "more_body": not ended})

@@ -22,7 +22,7 @@ UNSUPPORTED = {
     **dict.fromkeys(("audio", "modalities"), "text only"),
     **dict.fromkeys(("store", "metadata", "background", "conversation", "previous_response_id"), "nothing is stored"),
     **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), "the model has no such setting"),
-    "prediction": "drafts come from the auxiliary model; see draft_len and beam_width",
+    "prediction": "put it into the prompt, where draft lookup finds it; see draft",
     "service_tier": "see priority",
     "web_search_options": "there is no web search",
     "logprobs_mode": "log-probabilities are the target's, unprocessed",

@@ -6,11 +6,12 @@ around the application sets up; without one, nothing is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from opentelemetry import propagate, trace
 
 from mtad.params import DecodingParams
+from runtime.scheduler.request import Request
 from runtime.scheduler.statistics import Statistics
 from runtime.server.responses import summed
 from runtime.server.schema import Body
@@ -26,14 +27,14 @@ def begin_span(route: str, headers: Mapping[str, str]) -> trace.Span:
     return _TRACER.start_span(f"POST {route}", above, kind=kind, attributes=asked)
 
 
-def describe_request(span: trace.Span, body: Body, prompt_tokens: int, params: DecodingParams) -> None:
+def describe_request(span: trace.Span, body: Body, requests: Sequence[Request], params: DecodingParams) -> None:
     """Add what was asked for, when it is queued."""
     span.set_attributes(
         {
             "gen_ai.request.model": body.model,
-            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.max_tokens": requests[0].max_tokens,
             "gen_ai.request.temperature": params.temperature,
-            "gen_ai.usage.input_tokens": prompt_tokens,
+            "gen_ai.usage.input_tokens": sum(len(request.prompt) for request in requests[:: params.n]),
             "mtad.method": params.method,
             "mtad.stream": body.stream,
         }

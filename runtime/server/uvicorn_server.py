@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 from types import FrameType
 from typing import Any, Protocol
@@ -100,6 +101,7 @@ def configure(app: Any, **others: Any) -> uvicorn.Config:
         ws="none",
         log_config=None,
         server_header=False,
+        forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", ""),  # a client's address from those proxies alone
         timeout_graceful_shutdown=FLUSH_SECONDS,
         **{"port": 0, **others},
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mtad.params import LONGEST, DecodingParams
 from runtime.scheduler.request import Acceptance, Request
+from runtime.speculation.block_times import BlockTimes
 
 FIRST = 4
 """The length that is tried first."""
@@ -22,9 +21,6 @@ PROBE_SHARE = 0.01
 
 GAIN = 1.03
 """The choice is changed for a length that promises this much more: times differ from block to block."""
-
-KEPT_TIMES, FEW = 32, 8
-"""Seconds of so many blocks of a kind are kept; a line through all kinds weighs as much as `FEW` of them."""
 
 
 def draft_lengths(longest: int) -> list[int]:
@@ -39,10 +35,10 @@ def with_length(params: DecodingParams, length: int) -> DecodingParams:
 
 def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingParams]:
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
-    if not params.automatic:
-        return [params]
-    lengths = draft_lengths(min(longest, LONGEST))
-    return [with_length(params, length) for length in lengths if length or params.follows_load]
+    found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
+    for part in [params] if params.thinking is params else [params, params.thinking]:
+        found += [with_length(part, n) for n in lengths if n or params.follows_load] if part.automatic else [part]
+    return found
 
 
 @dataclass(frozen=True)
@@ -92,14 +88,13 @@ class Planner:
         self._first = max(length for length in self._lengths if length <= FIRST)
         self.length = self._choice = self._first
         self.adapts = False
-        self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
+        self._longest, self._times = longest, BlockTimes()
         self._typical = defaultdict[str, Acceptance](Acceptance)
         self._blocks_left = 0
         self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
         self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
-        self._last_block, self._slowness = (0, 0), 1.0
         self._stored_seconds, self._stored_tokens = 0.0, 1.0
-        self._variants: dict[tuple[int, int], DecodingParams] = {}
+        self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
         self._planned: list[DecodingParams] = []
 
     @property
@@ -107,26 +102,31 @@ class Planner:
         """Whether the choice, not a passing probe, is to draft: prompts that join are then stored for it at once."""
         return self._choice > 0
 
-    def plan(self, requests: Sequence[Request]) -> list[DecodingParams]:
+    def plan(self, requests: Sequence[Request], found: Sequence[bool] = ()) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
         Those that stay the same are the same objects, and so is the list where all do.
+
+        Args:
+            found: whether a draft was looked up for each request; by default for none.
         """
         followers = [request for request in requests if request.params.follows_load]
         self.adapts = bool(followers)
         for request in requests:
-            if request.params.automatic and not request.blocks:
-                request.acceptance.usual = self._typical[request.params.method] if request.params.follows_load else None
-            if request.params.automatic and not request.params.follows_load and request.blocks % INTERVAL == 0:
+            params, new = request.part_params, not request.acceptance.tried  # of this part, nothing was seen
+            if params.automatic and new:
+                request.acceptance.usual = self._typical[params.method] if request.params.follows_load else None
+            if params.automatic and not request.params.follows_load and (new or request.blocks % INTERVAL == 0):
                 request.draft_len = self._own_length(request)
         if followers and self._blocks_left <= 0:
             self._choose(requests)
         for request in followers:
             request.draft_len = self.length
-        keys = [(request.id, request.draft_len) for request in requests]
+        both = zip(requests, found or [False] * len(requests), strict=True)
+        keys = [(one.id, one.draft_len, one.thinking, own or not one.part_params.uses_model) for one, own in both]
         if keys != list(self._variants):
             known, each = self._variants, zip(keys, requests, strict=True)
-            self._variants = {key: known.get(key) or self._variant(request) for key, request in each}
+            self._variants = {key: known.get(key) or self._variant(request, key[3]) for key, request in each}
             self._planned = list(self._variants.values())
         return self._planned
 
@@ -145,8 +145,8 @@ class Planner:
         Args:
             used: what `plan` returned, or what was run instead: while auxiliary caches were brought up to date, or
                 because another request had failed.
-            drafted, accepted: tokens of each row's longest path, and how many of its path the target accepted, whether
-                or not the text ended among them.
+            drafted, accepted: tokens of each row's longest path that the auxiliary drafted, and how many of its path
+                the target accepted, whether or not the text ended among them.
             seconds: of the whole block.
             catch_up: seconds that bringing auxiliary caches up to date took before it.
             alone: whether nothing else was computed beside the block; nothing is learnt from its seconds otherwise.
@@ -163,12 +163,7 @@ class Planner:
         self._spent += catch_up + planned * seconds
         if self._probing and self._spent > 4 * self._worth:  # the auxiliary's caches do not catch up
             self._blocks_left = 0
-        seconds, block = max(seconds, 1e-9), (_bucket(len(used)), max(params.drafted for params in used))
-        if alone and block == self._last_block:  # the first one of another shape takes longer
-            if known := self._seconds.get(block):
-                self._slowness *= min(2.0, seconds / (self._slowness * statistics.median(known))) ** 0.125
-            self._seconds[block].append(seconds / self._slowness)
-        self._last_block = block
+        self._times.add(len(used), max(p.drafted if p.uses_model else 0 for p in used), seconds, alone)
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what the auxiliary's cache takes, beside blocks, per token of text."""
@@ -176,33 +171,39 @@ class Planner:
             self._stored_seconds += 0.1 * (request.auxiliary_seconds - self._stored_seconds)
             self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
 
-    def _variant(self, request: Request) -> DecodingParams:
-        return with_length(request.params, request.draft_len) if request.params.automatic else request.params
+    def _variant(self, request: Request, looked_up: bool) -> DecodingParams:
+        params = request.part_params
+        if params.looks_up and looked_up:
+            length = LONGEST if params.draft_len == "auto" else params.draft_len
+            return replace(params, draft="lookup", draft_len=min(length, self._longest))
+        return with_length(params, request.draft_len) if params.automatic else params
 
     @staticmethod
     def _length(request: Request, followed: int) -> int:
         """Length of a request's draft where those that follow the load have `followed` tokens."""
-        p = request.params
-        return followed if p.follows_load else request.draft_len if p.automatic else p.drafted
+        p = request.part_params
+        if request.params.follows_load:
+            return followed
+        return request.draft_len if p.automatic else p.drafted if p.uses_model else 0
 
     def _own_length(self, request: Request) -> int:
         tokens = request.acceptance.tokens(self._lengths[-1])
-        return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.params, n))
+        return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.part_params, n))
 
     def _choose(self, requests: Sequence[Request]) -> None:
-        rows, lengths = _bucket(len(requests)), self._lengths
+        lengths = self._lengths
         probed, self._probing = self._probing, False
         if probed:
             self._next_probe = self._clock + max(0.0, self._spent - self._worth) / PROBE_SHARE
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
-        measured = {n: times for (count, n), times in self._seconds.items() if count == rows}
+        measured = self._times.measured(len(requests))
         # at a new number of rows two lengths are run, since a line needs two; one where a fixed row makes both the same
         untried = [n for n in (self._first, 0) if max(n, fixed) not in measured]
         if untried and len(measured) < 2:
             self.length = self._choice = untried[0]
             return
-        seconds = _expected_seconds(measured, [max(n, fixed) for n in lengths])
+        seconds = self._times.expected(len(requests), [max(n, fixed) for n in lengths])
         tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
         for request in requests:
             expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
@@ -212,7 +213,7 @@ class Planner:
                 if n and request.params.follows_load:
                     stored[n] += own * self._stored_seconds / self._stored_tokens
         taken = dict(zip(lengths, seconds, strict=True))
-        speeds = {n: tokens[n] / (self._slowness * taken[n] + stored[n]) for n in lengths}
+        speeds = {n: tokens[n] / (taken[n] + stored[n]) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)
         if speeds[best] > GAIN * speeds[self._choice]:
             self._choice = best
@@ -223,26 +224,3 @@ class Planner:
             self.length = beside[self._probes % len(beside)]
             self._probes, self._probing, self._spent = self._probes + 1, True, 0.0
             self._worth = INTERVAL * (tokens[self.length] / speeds[self._choice] - stored[self.length])
-
-
-def _expected_seconds(measured: Mapping[int, Sequence[float]], lengths: Sequence[int]) -> list[float]:
-    """Seconds of blocks of some lengths, where few were measured drawn to the line through all of them.
-
-    Lower quartiles, because whatever disturbs a block makes it longer.
-    """
-    points = [(length, sorted(times)[len(times) // 4], len(times)) for length, times in measured.items()]
-    weight = sum(count for _, _, count in points)
-    x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
-    spread = sum(count * (length - x) ** 2 for length, _, count in points)
-    slope = max(0.0, sum(count * (length - x) * (taken - y) for length, taken, count in points) / (spread or 1.0))
-    known = {length: (taken, count) for length, taken, count in points}
-    found = []
-    for length in lengths:
-        taken, count = known.get(length, (0.0, 0))
-        found.append((count * taken + FEW * max(y + slope * (length - x), 0.1 * y)) / (count + FEW))
-    return found
-
-
-def _bucket(rows: int) -> int:
-    """Numbers of rows whose blocks take about as long: within a factor of the square root of two."""
-    return round(2 * math.log2(rows))

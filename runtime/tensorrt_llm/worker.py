@@ -115,6 +115,8 @@ def worker_config(model: str, auxiliary: str, params: DecodingParams) -> dict[st
     """
     if params.method != "mtad":
         raise InvalidInput("method", params.method, "the worker decides by mtad's rule; give mtad")
+    if params.thinking is not params:
+        raise InvalidInput("thinking_method", params.thinking_method, "the worker has one rule; leave it out")
     if params.beam_width > 1:
         raise InvalidInput("beam_width", params.beam_width, "the library drafts one chain; give 1")
     if params.automatic:
@@ -133,7 +135,7 @@ def check_contract(interface: Any) -> None:
     Raises:
         InvalidInput: it is not; says what has changed.
     """
-    caller = getattr(interface.SpecWorkerBase, CALLER, None)
+    caller: Any = getattr(interface.SpecWorkerBase, CALLER, None)
     code = getattr(caller, "__code__", None)
     named = {words for words in getattr(code, "co_consts", ()) if isinstance(words, tuple)}
     found = {

@@ -19,7 +19,8 @@ def block_efficiency(pair: Path, prompts: Sequence[Sequence[int]], params: Decod
     The same seeds in every call: two pairs differ by their engines alone.
     """
     llm = LLM(pair, RuntimeConfig(threads=1, max_draft_len=params.drafted, max_beam_width=params.beam_width))
-    room = llm.pair.target.spec.capacity - params.max_tokens - params.drafted * params.beam_width - 8
+    assert params.max_tokens is not None
+    room = llm.loop.scheduler.room_for_tokens - params.max_tokens
     seeded = [replace(params, seed=seed) for seed in range(len(prompts))]
     results = llm.generate([list(prompt[-room:]) for prompt in prompts], seeded)
     each = torch.tensor([result.statistics.block_efficiency for result in results], dtype=torch.float64)

@@ -133,7 +133,7 @@ def measure(
     settings = [replace(fixed, method="sample"), *(replace(fixed, **own) for own in values)]
     llm.record(settings)  # otherwise the first answers would have their blocks captured
     for params in settings:
-        short = replace(params, seed=0, max_tokens=min(8, params.max_tokens), min_tokens=0)
+        short = replace(params, seed=0, max_tokens=min(8, params.max_tokens or 8), min_tokens=0)
         answer(llm, [examples[0].prompt], [short])
     rows: list[list[tuple[float, ...]]] = [[] for _ in settings]
     wait = 0.1 if sys.stderr.isatty() else 30.0  # seconds between two lines of a log file
@@ -178,7 +178,7 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
     finally:
         llm.loop.prompts_apart = False
     seconds = time.perf_counter() - started - sum(request.statistics.prefill_seconds for request in made)
-    return [llm.result(request) for request in made], seconds
+    return [Result.of(request) for request in made], seconds
 
 
 @torch.inference_mode()

@@ -101,8 +101,12 @@ def decide(
         reason = "no other setting is clearly faster and keeps the quality; more prompts make smaller leads visible"
     else:
         speed, error = with_error(speedup, choice.texts, default.texts)
-        lost = "; the earlier default does not keep the quality" if default.quality_loss > quality_loss else ""
-        reason = f"{speed - 1:+.1%} ±{error:.1%} tokens per second{lost}"
+        why = (
+            "it keeps the quality, which the earlier default does not, with"
+            if default.quality_loss > quality_loss
+            else "it has"
+        )
+        reason = f"{why} {speed:.2f} ±{error:.2f} times the earlier default's tokens per second"
     return points, choice, reason
 
 

@@ -1,12 +1,13 @@
-"""Measure the runtime on the demo pair; `mtad bench` is the same command.
+"""Measure the runtime on the demo pair.
 
-    mtad bench peers        tokens per second, by requests in flight, of our methods and of other libraries
-    mtad bench steps        what a step of each engine costs, by rows, tokens and size of the model
-    mtad bench overhead     what of a block is spent outside the two engines
-    mtad bench server       the HTTP server under load, driven by guidellm
+    python -m scripts.bench peers        tokens per second, by requests in flight, of our methods and of other libraries
+    python -m scripts.bench steps        what a step of each engine costs, by rows, tokens and size of the model
+    python -m scripts.bench overhead     what of a block is spent outside the two engines
+    python -m scripts.bench drafts       drafts of the auxiliary, looked-up drafts and both, by kind of text
+    python -m scripts.bench server       the HTTP server under load, driven by guidellm
 
-Each has options of its own (`mtad bench peers --help`), prints its tables, and writes them to docs/results: NAME.json,
-and where there is a plot, NAME.png. With --quick it takes a minute or less, to see that it works, and writes to
+Each has options of its own (`peers --help`), prints its tables, and writes them to docs/results: NAME.json, and where
+there is a plot, NAME.png. With --quick it takes a minute or less, to see that it works, and writes to
 build/results.
 """
 
@@ -25,7 +26,7 @@ from runtime.commands.entry import Parser, command
 from scripts.bench.peers.catalog import OURS, PEERS, PRECISIONS, SIZES
 from scripts.paths import RESULTS, ROOT
 
-MODULES = {"peers": "peers.compare", "steps": "steps", "overhead": "overhead", "server": "server"}
+MODULES = {"peers": "peers.compare", "steps": "steps", "overhead": "overhead", "drafts": "drafts", "server": "server"}
 
 
 def tables(figures: Mapping[str, Any]) -> Any:
@@ -35,7 +36,7 @@ def tables(figures: Mapping[str, Any]) -> Any:
 
 
 def parser(name: str) -> Parser:
-    own = Parser(prog=f"mtad bench {name}")
+    own = Parser(prog=f"scripts.bench {name}")
     add = own.add_argument
     if name in ("peers", "steps"):
         add("--sizes", nargs="+", choices=SIZES, default=list(SIZES[:3]), help="of the pair (default %(default)s)")
@@ -49,13 +50,17 @@ def parser(name: str) -> Parser:
         add("--tokens", type=int, default=100, help="of each text (default %(default)s)")
     if name == "steps":
         add("--rows", nargs="+", type=int, default=[1, 8, 32], help="(default %(default)s)")
-    if name in ("overhead", "server"):
+    if name in ("overhead", "drafts", "server"):
         add("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)")
     if name == "overhead":
         add("--vocabulary", type=int, help="instead of --pair, a random pair with so many tokens, such as 128256")
         methods = ["sample", "speculative", "mtad", "mmtad"]
         add("--methods", nargs="+", choices=tuple(METHODS), default=methods, help="(default %(default)s)")
         add("--provider", help="of both engines, such as cpu or openvino (default: as mtad serve chooses)")
+    if name == "drafts":
+        add("--rows", type=int, default=1, help="requests at once (default %(default)s)")
+        add("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
+        add("--seconds", type=float, default=9.0, help="for each kind and temperature (default %(default)s)")
     if name == "server":
         add("--loads", nargs="+", type=int, default=[1, 4, 16, 64], help="requests in flight (default %(default)s)")
         add("--seconds", type=float, default=30.0, help="for each load (default %(default)s)")
@@ -68,7 +73,7 @@ def parser(name: str) -> Parser:
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in MODULES:
-        own = Parser(prog="mtad bench", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+        own = Parser(prog="scripts.bench", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
         own.add_argument("command", choices=tuple(MODULES))
         own.parse_args()
     options = parser(name).parse_args(sys.argv[2:])

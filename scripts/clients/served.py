@@ -24,10 +24,11 @@ MODEL = "demo"
 
 @dataclass(frozen=True)
 class Server:
-    """A server's address, `http://host:port`, and the id of its process."""
+    """A server's address, `http://host:port`, the id of its process, and the pair that it serves."""
 
     url: str
     pid: int
+    pair: str = ""
 
 
 @contextlib.contextmanager
@@ -50,7 +51,7 @@ def served(pair: Path, *options: str) -> Iterator[Server]:
                     raise Failed(f"mtad serve did not start: {Path(log.name).read_text()}")
                 with contextlib.suppress(OSError):
                     if found and urllib.request.urlopen(f"{found[1]}/health/ready").close() is None:
-                        server = Server(found[1], process.pid)
+                        server = Server(found[1], process.pid, str(pair))
             yield server
         finally:
             process.terminate()

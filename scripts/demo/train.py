@@ -13,6 +13,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from scripts.demo.batches import Batch
 
 LOGGED, SAVED = 20, 100
 """Steps between two lines of the log, and between two checkpoints with a look at held-out text."""
-EMBEDDING_RATE, WEIGHT_DECAY = 3e-3, 0.02
+WEIGHT_DECAY = 0.02
 ACCEPTANCE_WEIGHT = 2.0  # of the share of rejected tokens, next to the cross-entropy with the target's distribution
 
 
@@ -49,6 +50,8 @@ class Recipe:
     warmup: int = 60  # steps until the rate's peak
     shown: int = 48  # held-out examples of each kind by which the training is followed
     guided_from: float = 1.0  # share of the steps behind which the target's distribution is learnt (distillation)
+    embedding_rate: float = 3e-3  # at its peak
+    saved: int | None = None  # steps between two checkpoints; by default, `SAVED`
 
     @property
     def config(self) -> LlamaConfig:
@@ -109,7 +112,7 @@ def optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optim
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
         torch.optim.Muon(matrices, recipe.matrix_rate, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(rest, recipe.embedding_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
@@ -153,7 +156,7 @@ def backward(model: Any, batch: Batch, guide: Any) -> dict[str, float]:
         loss = imitation(logits[loud], wanted) * weights[loud]
     (loss.sum() / weights.sum()).backward()  # type: ignore[no-untyped-call]
     kinds = {"sql": batches.ANSWER_WEIGHT, "code": batches.CODE_WEIGHT}
-    return {kind: each[weights == weight].mean().item() for kind, weight in kinds.items()}
+    return {kind: each[weights == weight].mean().item() for kind, weight in kinds.items() if (weights == weight).any()}
 
 
 @torch.no_grad()
@@ -170,13 +173,30 @@ def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int)
     return found
 
 
-def fit(recipe: Recipe, words: PreTrainedTokenizerFast, code: np.ndarray, folder: Path, compiled: bool) -> None:
+def fit(
+    recipe: Recipe,
+    words: PreTrainedTokenizerFast,
+    make: Callable[[int], Batch],
+    folder: Path,
+    compiled: bool,
+    start: Path | None = None,
+    look: Callable[[PreTrainedModel, PreTrainedTokenizerFast, int], dict[str, float]] = held_out,
+) -> None:
     """Train a model from its last checkpoint on, which lies beside `folder`, and write it there.
 
     A model that is guided learns from the one in `target`, beside it too.
+
+    Args:
+        make: the batch of a step.
+        start: a model to begin with; without it, one with random weights and the recipe's shape.
+        look: how far it is, on held-out text.
     """
     torch.manual_seed(recipe.seed)
-    model = AutoModelForCausalLM.from_config(recipe.config)
+    if start:
+        model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+        model.resize_token_embeddings(len(words))
+    else:
+        model = AutoModelForCausalLM.from_config(recipe.config)
     tuners, first, guide, losses = optimizers(model, recipe), 0, None, list[dict[str, float]]()
     peaks, log, checkpoint = [tuner.param_groups[0]["lr"] for tuner in tuners], [], folder.with_suffix(".checkpoint")
     if checkpoint.exists():
@@ -189,6 +209,7 @@ def fit(recipe: Recipe, words: PreTrainedTokenizerFast, code: np.ndarray, folder
     def ready(model: PreTrainedModel) -> Any:
         return torch.compile(model, dynamic=False) if compiled else model
 
+    saved = recipe.saved or SAVED
     run, began = ready(model), time.monotonic() - (log[-1]["seconds"] if log else 0)
     for step in tqdm(range(first, recipe.steps), desc=folder.name, initial=first, total=recipe.steps):
         rate = min((step + 1) / recipe.warmup, 1.0, (1 - step / recipe.steps) / recipe.decay)
@@ -196,8 +217,7 @@ def fit(recipe: Recipe, words: PreTrainedTokenizerFast, code: np.ndarray, folder
             tuner.param_groups[0]["lr"] = peak * rate
         if guide is None and step >= recipe.guided_from * recipe.steps:
             guide = ready(AutoModelForCausalLM.from_pretrained(folder.with_name("target"), dtype=torch.float32))
-        batch = batches.make(words, code, recipe.sql_rows, recipe.code_rows, recipe.seed, step)
-        losses.append(backward(run, batch, guide))
+        losses.append(backward(run, make(step), guide))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
         for tuner in tuners:
             tuner.step()
@@ -206,15 +226,20 @@ def fit(recipe: Recipe, words: PreTrainedTokenizerFast, code: np.ndarray, folder
         if now % LOGGED == 0 or now == recipe.steps:
             means = {f"train_{kind}": round(fmean(one[kind] for one in losses), 4) for kind in losses[0]}
             about = {"rate": round(rate, 4), "seconds": round(time.monotonic() - began, 1)}
-            look = held_out(model, words, recipe.shown) if now % SAVED == 0 or now == recipe.steps else {}
-            log.append({"step": now, **means, **about, **look})
+            seen = look(model, words, recipe.shown) if now % saved == 0 or now == recipe.steps else {}
+            log.append({"step": now, **means, **about, **seen})
             losses.clear()
-        if now % SAVED == 0:
+        if now % saved == 0:
             states = [tuner.state_dict() for tuner in tuners]
             torch.save({"model": model.state_dict(), "tuners": states, "step": now, "log": log}, f"{checkpoint}.new")
             os.replace(f"{checkpoint}.new", checkpoint)
     write(model.half(), words, log, folder)
     checkpoint.unlink(missing_ok=True)
+
+
+def batches_of(recipe: Recipe, words: PreTrainedTokenizerFast, code: np.ndarray) -> Callable[[int], Batch]:
+    """The batch of each step."""
+    return lambda step: batches.make(words, code, recipe.sql_rows, recipe.code_rows, recipe.seed, step)
 
 
 def write(model: PreTrainedModel, words: PreTrainedTokenizerFast, log: list[dict[str, float]], folder: Path) -> None:
@@ -238,7 +263,7 @@ def main() -> None:
     words, code = material(40, 100) if args.quick else material()
     for role, recipe in (QUICK if args.quick else RECIPES).items():
         if not (args.folder / role / "training.jsonl").exists():
-            fit(recipe, words, code, args.folder / role, compiled=not args.quick)
+            fit(recipe, words, batches_of(recipe, words, code), args.folder / role, compiled=not args.quick)
         print(args.folder / role)
 
 

@@ -28,6 +28,7 @@ class Answer:
             target did not look at it.
         seconds: of decoding, where the answer was decoded alone; the prompt is not in it.
         joules: of the whole answer, where it was decoded alone and there is a meter.
+        thinking_tokens, thinking_passes: of the blocks that began in a thought.
     """
 
     tokens: Sequence[int]
@@ -36,6 +37,8 @@ class Answer:
     nll: float | None
     seconds: float | None = None
     joules: float | None = None
+    thinking_tokens: int = 0
+    thinking_passes: int = 0
 
 
 class Store:

@@ -77,6 +77,11 @@ def figures_of(prompts: Sequence[Sequence[Answer]], right: Sequence[Sequence[boo
     found = {
         "tokens_per_pass": sums(count, lambda one: one.passes),
         "tokens_per_second": sums(count, lambda one: one.seconds or 0.0),
+        "thinking": sums(lambda one: one.thinking_tokens, lambda one: one.thinking_passes),
+        "answering": sums(
+            lambda one: (count(one) - one.thinking_tokens) * bool(one.thinking_passes),
+            lambda one: (one.passes - one.thinking_passes) * bool(one.thinking_passes),
+        ),
         "perplexity": sums(lambda one: one.nll or 0.0, lambda one: one.nll is not None, exponential=True),
         "distinct_2": sums(lambda one: distinct(one.tokens, 2) or 0.0, lambda one: count(one) > 1),
         "self_bleu": _mean([self_bleu([one.tokens for one in own[:OF_SELF_BLEU]]) for own in prompts]),

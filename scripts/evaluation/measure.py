@@ -57,7 +57,7 @@ class Writers:
         """Answer something short; on a GPU, all blocks are captured now."""
         llm, params = self._auxiliary if setting.alone else self.llm, replace(setting.params, seed=0)
         llm.record([params])
-        answer(llm, [prompt], [replace(params, max_tokens=min(8, params.max_tokens))])
+        answer(llm, [prompt], [replace(params, max_tokens=min(8, params.max_tokens or 8))])
 
     def write(self, setting: Setting, prompts: Sequence[Ids], seeds: Sequence[int], timed: bool) -> list[Answer]:
         """Answers to prompts, each with its seed, decoded at once; `timed` for a single one, to say what it took."""
@@ -66,7 +66,14 @@ class Writers:
         self.meter.begin()
         results, seconds = answer(llm, prompts, params)
         joules = self.meter.end()
-        made = [Answer(r.token_ids, r.text, r.statistics.target_passes, _nll(r.logprobs)) for r in results]
+        made = [
+            Answer(
+                *(r.token_ids, r.text, r.statistics.target_passes, _nll(r.logprobs)),
+                thinking_tokens=r.statistics.thinking_tokens,
+                thinking_passes=r.statistics.thinking_passes,
+            )
+            for r in results
+        ]
         if setting.alone:
             scores = self.target_scores(prompts, [one.tokens for one in made]) if self._scored else [[]] * len(made)
             nlls = [_nll([score.logprob for score in own]) for own in scores]

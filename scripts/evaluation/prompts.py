@@ -3,6 +3,8 @@
 code            source code of the demo's test split, open-ended
 sql             the demo's plain questions: a query must give the rows of the gold query. Of questions there are as many
                 as are asked for, by default those of the demo's files
+sql-thinking    the questions of sql, for a pair that thinks before its query (`scripts.demo.think`); what follows the
+                thought is verified
 sql-ambiguous   the demo's questions that can be read in two ways, verified likewise
 jsonl=FILE      lines with `prompt` and, for all or none, `answer`, which the text must equal, or `tests`: Python that
                 must run to its end, in a sandbox, behind the prompt and the text. Drafts are chosen on the first lines
@@ -19,7 +21,12 @@ from pathlib import Path
 from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 
-DEMO = {"code": ("test", "code"), "sql": ("test", "sql"), "sql-ambiguous": ("ambiguous", "sql")}
+DEMO = {
+    "code": ("test", "code"),
+    "sql": ("test", "sql"),
+    "sql-ambiguous": ("ambiguous", "sql"),
+    "sql-thinking": ("test", "sql"),
+}
 """The demo's sets: split and kind."""
 DEVELOPMENT = 12
 """Prompts that drafts are chosen on."""
@@ -70,7 +77,7 @@ def open_set(name: str, count: int | None = None) -> PromptSet:
     development = [example.prompt for example in dataset.load("development", kind)[:DEVELOPMENT]]
 
     def verify(number: int, text: str) -> bool:
-        return dataset.matches(examples[number], text)
+        return dataset.matches(examples[number], text.rpartition("</think>")[2])
 
     return PromptSet(name, [e.prompt for e in examples][:count], development, verify if kind == "sql" else None)
 

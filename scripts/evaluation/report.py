@@ -8,6 +8,8 @@ from typing import Any
 
 COLUMNS: dict[str, tuple[str, float, str]] = {
     "tokens_per_pass": ("tokens per pass", 1, ".2f"),
+    "thinking": ("in thoughts", 1, ".2f"),
+    "answering": ("in answers", 1, ".2f"),
     "tokens_per_second": ("tokens/s", 1, ".0f"),
     "speedup": ("x block", 1, ".2f"),
     "perplexity": ("perplexity", 1, ".2f"),

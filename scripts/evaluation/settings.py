@@ -65,12 +65,13 @@ class Setting:
     @property
     def lossless(self) -> bool:
         """Whether its texts are distributed as the target's samples of the same temperature and filters."""
-        return self.params.spec.lossless and not self.alone
+        return self.params.lossless and not self.alone
 
     @property
     def drafts(self) -> list[DecodingParams]:
         """The parameters with every draft that is tried."""
-        used = [name for name in DRAFTS if self.params.spec.uses(name) and name not in self.fixed]
+        parts = self.params, self.params.thinking
+        used = [name for name in DRAFTS if any(p.spec.uses(name) for p in parts) and name not in self.fixed]
         if "branching" in used:
             used = ["branching"] if "draft_len" not in self.fixed else []
         tried = itertools.product(*(DRAFTS[name] for name in used))
@@ -85,7 +86,7 @@ class Setting:
 
     @property
     def _size(self) -> tuple[object, ...]:
-        wide = self.params.spec.form == "beams"
+        wide = "beams" in (self.params.spec.form, self.params.thinking.spec.form)
         return (self.params.draft_len, self.params.beam_width) if wide else (self.params.draft_len,)
 
     @property

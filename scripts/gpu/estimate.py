@@ -74,7 +74,7 @@ def estimate(path: Path, device: str) -> float:
 
 def table_rows() -> Rows:
     """One row per path and device."""
-    rows: Rows = [("path", "GPU", "floor, ms", "estimated, ms", "times its floor", "host, ms", "kernels", "waits")]
+    rows = [("path", "GPU", "floor, ms", "estimated, ms", "times its floor", "host, ms", "kernels", "waits")]
     for device in BANDWIDTH:
         for name, path in PATHS.items():
             least, found = floor(device), estimate(path, device)

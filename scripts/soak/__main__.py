@@ -2,6 +2,7 @@
 
     python -m scripts.soak                   seven minutes
     python -m scripts.soak --replicas 2      the same behind a gateway, where replicas are killed as well
+    python -m scripts.soak --proxy           the same behind the reverse proxy of docs/deployment.md
     python -m scripts.soak --quick           half a minute, which is too short for most attacks
 
 Control streams of all methods, whose texts are known, keep the server busy: at first alone, then beside a stranger who
@@ -9,8 +10,8 @@ makes one attack of `scripts/soak/attacks.py` after another. It fails (exit code
 
 * a control stream ends with another text than it gets alone, or not at all; one whose replica was killed may break off;
 * an attack is answered otherwise than its line of the table says;
-* the longest gap in a control stream is more than `GAP` seconds longer beside attacks than alone (with replicas it may
-  be: the start of another one takes the cores);
+* the longest gap in a control stream, or the longest answer to a question for health, is more than `GAP` seconds longer
+  beside attacks than alone (with replicas it may be: the start of another one takes the cores);
 * memory grows by more than `GROWTH` MiB per minute of attacks, and by more than twice the error of that;
 * in the end something still runs or waits, or more than `FILES` more files are open than before the attacks.
 
@@ -20,12 +21,16 @@ Clients and server share the cores. Linux only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
+import os
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +41,10 @@ from runtime.commands.entry import Parser, command
 from scripts.clients.served import Server, served
 from scripts.paths import RESULTS, ROOT
 from scripts.results import Rows, save, table
-from scripts.soak.attacks import ATTACKS, strangers
+from scripts.soak.attacks import ATTACKS, MIXTURE, REFUSALS, Made, strangers
 from scripts.soak.controls import ENDS, Seen, crowd, known_texts, left_over, reading
-from scripts.soak.wire import replicas
+from scripts.soak.proxy import proxied
+from scripts.soak.wire import MARK, Watch, replicas
 
 GAP, GROWTH, FILES = 0.25, 2.0, 8
 SERVER = (
@@ -62,28 +68,43 @@ async def soak(server: Server, requests: int, quiet: float, attacked: float, plo
             readings[phase].append((time.monotonic() - began, *await asyncio.to_thread(reading, server)))
             await asyncio.sleep(1)
 
+    health = {name: Watch() for name in readings}
+
+    async def busy(phase: str, ended: Callable[[], bool]) -> Seen:
+        found, _ = await asyncio.gather(crowd(client, jobs, ended), health[phase].ask(server, ended))
+        return found
+
     waiting = asyncio.create_task(watch("alone", quiet))
-    seen = {"alone": await crowd(client, jobs, waiting.done)}
+    seen = {"alone": await busy("alone", waiting.done)}
     files = [reading(server)[1]]
     waiting = asyncio.create_task(watch("beside attacks", attacked))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         attacking = asyncio.wrap_future(pool.submit(strangers, server, names, attacked))
-        seen["beside attacks"] = await crowd(client, jobs, attacking.done)
+        seen["beside attacks"] = await busy("beside attacks", attacking.done)
         made = await attacking
     await waiting
     end = time.monotonic() + 15
     while (left_over(server) or reading(server)[1] > files[0] + FILES) and time.monotonic() < end:
         await asyncio.sleep(0.1)
     attacks = {}
-    for name, answers in {attack.name: attack.answers for attack in ATTACKS}.items():
+    for name, answers in {**{attack.name: attack.answers for attack in ATTACKS}, MIXTURE: REFUSALS}.items():
         mine = [one for one in made if one[0] == name]
-        gaps = (g for at, g in seen["beside attacks"].gaps if any(start < at < end + g for _, start, end, _ in mine))
+
+        def longest(waits: list[tuple[float, float]], mine: list[Made] = mine) -> float:
+            return max((s for at, s in waits if any(start < at < end + s for _, start, end, _ in mine)), default=0.0)
+
+        waited = {"gap": longest(seen["beside attacks"].gaps), "health": longest(health["beside attacks"].seconds)}
         given = Counter(str(status) for *_, statuses in mine for status in statuses)
-        attacks[name] = {"given": given, "allowed": answers, "gap": max(gaps, default=0.0)}
+        attacks[name] = {"given": given, "allowed": answers, **waited}
     draw(seen, readings, plot)
     return {
         "streams": {
-            name: {"ended": one.ended, "problems": one.problems, "gap": max((gap for _, gap in one.gaps), default=0.0)}
+            name: {
+                "ended": one.ended,
+                "problems": one.problems,
+                "gap": max((gap for _, gap in one.gaps), default=0.0),
+                "health": max((seconds for _, seconds in health[name].seconds), default=0.0),
+            }
             for name, one in seen.items()
         },
         "attacks": attacks,
@@ -114,9 +135,10 @@ def problems(figures: dict[str, Any]) -> list[str]:
     for name, attack in figures["attacks"].items():
         if others := sorted(set(map(int, attack["given"])) - set(attack["allowed"])):
             found.append(f"{name}: answered with {others}, not with {attack['allowed']}")
-    longer = streams["beside attacks"]["gap"] - streams["alone"]["gap"]
-    if longer > GAP and not figures["replicas"]:
-        found.append(f"beside attacks a control stream waited {longer:.2f} s longer than alone")
+    for name, words in (("gap", "a control stream"), ("health", "a question for health")):
+        longer = streams["beside attacks"][name] - streams["alone"][name]
+        if longer > GAP and not figures["replicas"]:
+            found.append(f"beside attacks {words} waited {longer:.2f} s longer than alone")
     if (
         slope > max(GROWTH, 2 * error) and len(figures["readings"]["beside attacks"]) > 60
     ):  # fewer tell of its start only
@@ -133,14 +155,15 @@ def tables(figures: dict[str, Any]) -> dict[str, Rows]:
         ["", *figures["streams"]],
         *([f"control streams {how}", *(f"{one['ended'].get(how, 0):,}" for one in streams)] for how in ENDS),
         ["longest gap in a control stream, ms", *(f"{1000 * one['gap']:.0f}" for one in streams)],
+        ["longest answer to a question for health, ms", *(f"{1000 * one['health']:.0f}" for one in streams)],
         ["open files afterwards", *map(str, figures["files"])],
         ["resident memory, most, MiB", *(f"{max(mib for _, mib, _ in one):.0f}" for one in memory)],
         ["growth of memory, MiB per minute", "", "{:.1f} ± {:.1f}".format(*figures["growth"])],
     ]
-    attacks = [["attack", "answers", "longest gap in a control stream meanwhile, ms"]]
+    attacks = [["attack", "answers", "longest gap in a control stream meanwhile, ms", "longest answer of health, ms"]]
     for name, one in figures["attacks"].items():
         answers = ", ".join(f"{count} x {status}" for status, count in one["given"].items()).replace(" x 0", " x none")
-        attacks.append([name, answers or "not made", f"{1000 * one['gap']:.0f}"])
+        attacks.append([name, answers or "not made", f"{1000 * one['gap']:.0f}", f"{1000 * one['health']:.0f}"])
     return {"soak": rows, "attacks": attacks}
 
 
@@ -168,14 +191,30 @@ def main() -> None:
     parser = Parser(prog="scripts.soak", description="A server under attack: do its other clients notice?")
     parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
     parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=1, help="engines (default %(default)s)")
+    parser.add_argument("--proxy", action="store_true", help="before it the reverse proxy of docs/deployment.md")
+    parser.add_argument("--minutes", type=float, default=5, help="of attacks (default %(default)g)")
     parser.add_argument("--quick", action="store_true", help="6 seconds of attacks, into build/results")
     parser.add_argument("--results", type=Path, help="folder to write to (default docs/results)")
     options = parser.parse_args()
-    quiet, attacked, count = (2, 6, len(METHODS)) if options.quick else (90, 300, 4 * len(METHODS))
+    attacks = 60 * options.minutes
+    quiet, attacked, count = (2, 6, len(METHODS)) if options.quick else (60, attacks, 4 * len(METHODS))
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
     path = folder / ("soak.json" if options.replicas == 1 else "soak-replicas.json")
-    several = ("--replicas", str(options.replicas), "--replica-cpus", "0.1") if options.replicas > 1 else ()
-    with served(options.pair, *SERVER, *several) as server:
+    several = (
+        ("--replicas", str(options.replicas), "--replica-cpus", "0.1", "--stall-seconds", "10")
+        if options.replicas > 1
+        else ()
+    )
+    os.environ |= {MARK: str(os.getpid()), **({"FORWARDED_ALLOW_IPS": "127.0.0.1"} if options.proxy else {})}
+    template = "--chat-template", str(Path(__file__).with_name("chat.jinja"))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pair = folder / "pair"
+        pair.symlink_to(options.pair.resolve())  # an attack leads it elsewhere
+        server = stack.enter_context(served(pair, *SERVER, *template, *several))
+        if options.proxy:
+            port = stack.enter_context(proxied(int(server.url.rpartition(":")[2]), folder))
+            server = replace(server, url=f"http://127.0.0.1:{port}")
         figures = asyncio.run(soak(server, count, quiet, attacked, path.with_suffix(".png")))
     save(path, "scripts.soak.__main__", figures)
     print(*(table(rows) for rows in tables(figures).values()), sep="\n\n")

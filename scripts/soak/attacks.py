@@ -10,7 +10,21 @@ import time
 from typing import Any, NamedTuple
 
 from scripts.clients.served import Server
-from scripts.soak.wire import FEW, Send, endless, fields, filled, kill_replica, partly, raw
+from scripts.soak.wire import (
+    FEW,
+    Send,
+    damage,
+    endless,
+    fields,
+    filled,
+    get,
+    in_chunks,
+    kill_board,
+    kill_replica,
+    partly,
+    raw,
+    stop_replica,
+)
 
 
 class Attack(NamedTuple):
@@ -41,6 +55,22 @@ ASKED = LONG + "{}".rjust(99)
 TRAILERS = POST + "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
 STREAM: dict[str, Any] = {"stream": True, "ignore_eos": True, "max_tokens": 48}
 HEALTH = "GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+CHAT = "/v1/chat/completions"
+PART = '{"type": "text", "text": "a"}'
+OTHER = '"messages": [{"role": "user", "content": [...]}], "model": "other"'
+TINY = [{"role": "user", "content": "a"}] * 1500
+
+
+def words(at: int) -> list[str]:
+    """As many bad words as a request may have, others for each connection."""
+    return [f"{(1024 * at + word) % 16**4:04x}" for word in range(1024)]
+
+
+def forged(at: int, request: bytes) -> bytes:
+    """A request that says to come from elsewhere."""
+    return request.replace(b"\r\n", f"\r\nx-forwarded-for: 10.0.{at // 256 % 256}.{at % 256}\r\n".encode(), 1)
+
+
 SLOW = (200, 400, 504)
 """A grammar is served, refused, or not compiled in time: slow ones are compiled when nothing else runs."""
 
@@ -61,12 +91,12 @@ ATTACKS = [
     Attack("a prompt of escapes", filled('"prompt": "..."', "\\u00e9", between=""), (400,)),
     Attack("a number of many digits", filled('"prompt": ...', "9", between=""), (400,)),
     Attack("long stop strings", filled('"prompt": "S", "stop": [...]', f'"{"ab" * 512}"', 16_000), (400,)),
-    Attack("many headers", endless(POST, "name: value\r\n"), (0, 431)),
-    Attack("a long header", endless(POST + "name: ", "x"), (0, 431)),
-    Attack("a long address", endless("GET /", "x"), (0, 431)),
+    Attack("many headers", endless(POST, "name: value\r\n"), (0, 400)),
+    Attack("a long header", endless(POST + "name: ", "x"), (0, 400)),
+    Attack("a long address", endless("GET /", "x"), (0, 400)),
     Attack("headers behind a request", endless(ASKED + "GET /health HTTP/1.1\r\n", "name: value\r\n"), (0, 400)),
-    Attack("trailers", endless(TRAILERS, "name: value\r\n"), (0, 400, 431)),
-    Attack("a long trailer", endless(TRAILERS + "name: ", "x"), (0, 400, 431)),
+    Attack("trailers", endless(TRAILERS, "name: value\r\n"), (0, 400)),
+    Attack("a long trailer", endless(TRAILERS + "name: ", "x"), (0, 400)),
     Attack("requests behind a request", endless(ASKED, HEALTH), (0, 400)),
     Attack("a body that does not end", raw(lambda _: (LONG + "{").encode()), (408, 503), 64),
     Attack("references in a chain", raw(fields(json_schema={"$ref": "#/$defs/d0", "$defs": REFERENCES})), SLOW),
@@ -81,13 +111,39 @@ ATTACKS = [
     Attack("no float32 holds accept_threshold", raw(fields(method="modal", accept_threshold=1e308)), (400,)),
     Attack("a token of 5,000 digits", raw(fields(logit_bias={"9" * 5000: 1.0})), (400,)),
     Attack("more requests than may wait", raw(fields(max_tokens=8)), (200, 429), 96),
+    Attack("many bad words", raw(fields(bad_words=words, max_tokens=4)), (200, 429), 100),
+    Attack("chats of many messages", raw(fields(CHAT, messages=TINY)), (400,), 64),
+    Attack("parts of a chat for another model", filled(OTHER, PART, FEW), (404,), 64),
+    Attack(
+        "a body in chunks of a byte", in_chunks('{"model": "demo", "prompt": "' + "a" * 200_000 + '"}'), (400, 408), 8
+    ),
+    Attack("metrics without waiting", get("/metrics", 64), (200,), 16),
+    Attack(
+        "scores of whole prompts", raw(fields(prompt="the " * 450, prompt_logprobs=20, max_tokens=1)), (200, 429), 12
+    ),
+    Attack("a template that loops", raw(fields(CHAT, messages=[{"role": "user", "content": "loop"}])), SLOW, 12),
+    Attack("a grammar of a bad word", raw(fields(grammar='start: "S"', bad_words=["S"], max_tokens=8)), (200, 400), 8),
+    Attack(
+        "an odd Accept header",
+        get("/metrics", headers="accept: application/openmetrics-text; version=\xff;q=;;,\r\n"),
+        (200,),
+    ),
+    Attack("a long header's name", get("/health", headers=f"{'n' * 60_000}: value\r\n"), (0, 200, 400), 64),
+    Attack("forged addresses", raw(lambda at: forged(at, fields(max_tokens=8)(at))), (200, 429), 96),
     Attack("leaves in the middle", partly(fields(**STREAM), 3, 0.0), (200, 429), 8),
     Attack("reads slowly", partly(fields(**STREAM), 8, 0.2), (200, 429), 4),
     Attack("never reads", partly(fields(**STREAM, prompt=["S"] * 8, logprobs=20), 0, 1.0), (0,), 4),
     Attack("says nothing, or half of a head", partly(lambda at: POST[: at % 2 * 20].encode(), 0, 1.0), (0,), 400),
     Attack("a killed replica", kill_replica, (0,), on_replicas=True),
+    Attack("a stopped replica", stop_replica, (0,), on_replicas=True),
+    Attack("a killed board", kill_board, (0,), on_replicas=True),
+    Attack("a damaged folder", damage, (0,), on_replicas=True),
 ]
 
+
+MIXTURE = "all of them at once"
+REFUSALS = (0, 200, 400, 404, 408, 413, 429, 503, 504)
+"""What may come back of a mixture, where attacks wait for each other."""
 
 Made = tuple[str, float, float, list[int]]
 """An attack that was made: its name, when it began and ended (`time.monotonic`), and what came back."""
@@ -97,15 +153,19 @@ def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
     """Make the attacks of these names, one after another in ever new orders, for so many seconds."""
     made, numbers, known = list[Made](), itertools.count(), [one for one in ATTACKS if one.name in attacks]
 
+    async def make(name: str, *attacks: Attack) -> None:
+        began = time.monotonic()
+        sent = (one.send(server, next(numbers)) for one in attacks for _ in range(one.connections))
+        found = await asyncio.gather(*sent, return_exceptions=True)
+        answers = [0 if isinstance(answer, BaseException) else answer for answer in found]
+        made.append((name, began, time.monotonic(), answers))
+
     async def attack() -> None:
         async with asyncio.timeout(seconds):
             while True:
                 for one in random.sample(known, len(known)):
-                    began = time.monotonic()
-                    sent = (one.send(server, next(numbers)) for _ in range(one.connections))
-                    found = await asyncio.gather(*sent, return_exceptions=True)
-                    answers = [0 if isinstance(answer, BaseException) else answer for answer in found]
-                    made.append((one.name, began, time.monotonic(), answers))
+                    await make(one.name, one)
+                await make(MIXTURE, *(one for one in known if not one.on_replicas))
 
     with contextlib.suppress(TimeoutError):
         asyncio.run(attack())

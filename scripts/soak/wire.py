@@ -8,8 +8,11 @@ import json
 import os
 import re
 import signal
+import tempfile
+import time
 import urllib.request
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -83,6 +86,19 @@ def endless(begin: str, part: str) -> Send:
     return raw(lambda _: (begin + part * (1_000_000 // len(part)) + "\r\n\r\n").encode())
 
 
+def in_chunks(body: str) -> Send:
+    """Send a body whose chunks have a byte each."""
+    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    chunks = "".join(f"1\r\n{byte}\r\n" for byte in body)
+    return raw(lambda _: f"{head}transfer-encoding: chunked\r\n\r\n{chunks}0\r\n\r\n".encode())
+
+
+def get(path: str, times: int = 1, headers: str = "") -> Send:
+    """Ask so many times without waiting for an answer; the connection is closed after the last."""
+    asked = f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}"
+    return raw(lambda _: (f"{asked}\r\n" * (times - 1) + f"{asked}connection: close\r\n\r\n").encode("latin-1"))
+
+
 def partly(data: Callable[[int], bytes], events: int, pause: float) -> Send:
     """Send the bytes for a connection's number, read so many events, each after a pause, and leave after one more."""
 
@@ -112,6 +128,73 @@ def replicas(server: Server) -> dict[int, float]:
     running = dict(re.findall(r'^mtad_requests_running\{replica="(\w+)"\} (\S+)$', text, re.M))
     known = [dict(re.findall(r'(\w+)="([^"]*)"', one)) for one in re.findall(r"^mtad_replica\{(.*)\} 1", text, re.M)]
     return {int(one["pid"]): float(running.get(one["replica"], 0)) for one in known}
+
+
+class Watch:
+    """How long a question for health takes, all the time: (when it was answered, seconds)."""
+
+    def __init__(self) -> None:
+        self.seconds: list[tuple[float, float]] = []
+
+    async def ask(self, server: Server, ended: Callable[[], bool]) -> None:
+        """Ask over one connection until it has ended."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
+        with contextlib.closing(writer):
+            while not ended():
+                began = time.monotonic()
+                writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                await reader.readuntil(b"}")
+                now = time.monotonic()
+                self.seconds.append((now, now - began))
+                await asyncio.sleep(0.05)
+
+
+MARK = "MTAD_SOAK"
+"""Environment variable by which the processes of one soak's Ray know each other; its value is the soak's process."""
+
+
+async def kill_board(_: Server, __: int) -> int:
+    """Kill the process where replicas report their figures."""
+    mark = f"{MARK}={os.environ[MARK]}\0".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::Board") and mark in (
+                folder / "environ"
+            ).read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+    await asyncio.sleep(3)
+    return 0
+
+
+async def stop_replica(server: Server, _: int) -> int:
+    """Stop the replica that runs most requests, and wait until there is another in its place."""
+    before = replicas(server)
+    stopped = max(before, key=before.__getitem__)
+    os.kill(stopped, signal.SIGSTOP)
+    async with asyncio.timeout(PATIENCE):
+        while stopped in (now := replicas(server)) or len(now) < len(before):
+            await asyncio.sleep(0.5)
+    return 0
+
+
+async def damage(server: Server, _: int) -> int:
+    """Ask for the replicas of a damaged folder, wait until it is refused, and ask for those of the old one again."""
+    pair = Path(server.pair)
+    whole, link = pair.readlink(), pair.with_name("link")
+    with tempfile.TemporaryDirectory() as empty:
+        for folder, refused in ((Path(empty), True), (whole, False)):
+            link.symlink_to(folder)
+            link.replace(pair)
+            os.kill(server.pid, signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE):
+                while (b"update_refused" in await asyncio.to_thread(_health, server)) != refused:
+                    await asyncio.sleep(0.5)
+    return 0
+
+
+def _health(server: Server) -> bytes:
+    with urllib.request.urlopen(f"{server.url}/health", timeout=PATIENCE) as answer:
+        return bytes(answer.read())
 
 
 async def kill_replica(server: Server, _: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from export.options import ExportOptions
@@ -24,6 +27,8 @@ def pair_copy(pair_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pair_folder, tmp_path / "copy"))
 
 
+BROKEN = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+"""A normalizer at which the tokenizer's library panics."""
 HERE, ONNX = Path(__file__), {"format": "onnx"}
 RTX: dict[str, Any] = {"format": "tensorrt-rtx", "compute_capabilities": ["8.9"]}
 STATIC = {**RTX, "precision": "fp8", "auxiliary_precision": "int8-static", "calibration": HERE}
@@ -46,9 +51,8 @@ class TestRefusal:
             ("draft_len", {"defaults": {"draft_len": 0}}, None),
             ("target", {"target": "/no/such/folder"}, None),
             ("auxiliary", {"auxiliary": "no-such-folder"}, None),
+            ("auxiliary", {"auxiliary": str(HERE)}, "a file, not a folder"),
             ("precision", {"precision": "int8", "calibration": HERE}, None),
-            ("calibration", {**ONNX, "precision": "int8"}, None),
-            ("calibration", {**ONNX, "auxiliary_precision": "int8-dynamic"}, None),
             ("calibration", {**ONNX, "calibration": HERE}, None),
             ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
             (
@@ -119,9 +123,9 @@ class TestRefusal:
         ("damage", "words"),
         [
             (lambda c: (c / "config.json").unlink(), "no config.json"),
-            (lambda c: (c / "config.json").write_text("{"), "config.json"),
-            (lambda c: (c / "config.json").write_text("[]"), "config.json"),
-            (lambda c: change_json(c / "config.json", architectures=None), "config.json"),
+            (lambda c: (c / "config.json").write_text("{"), "config.json is damaged"),
+            (lambda c: (c / "config.json").write_text("[]"), "config.json names no architecture"),
+            (lambda c: change_json(c / "config.json", architectures=[]), "config.json names no architecture"),
             (lambda c: change_json(c / "config.json", hidden_size=None), "config.json|does not run"),
             (lambda c: change_json(c / "generation_config.json", eos_token_id="end"), "eos_token_id"),
             (lambda c: change_json(c / "generation_config.json", top_k=-1), "top_k = -1.*--defaults"),
@@ -143,6 +147,19 @@ class TestRefusal:
         assert caught.value.field == "target"
         assert names(tmp_path) == {"checkpoint"}
 
+    def test_a_model_that_is_no_graph_is_refused_in_the_words_of_the_cause(
+        self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: object, **kwargs: object) -> None:
+            try:
+                raise RuntimeError("a branch depends on data\nand more")
+            except RuntimeError as cause:
+                raise torch.onnx.OnnxExporterError("\x1b[96mThis is step 1/3\x1b[0m of exporting the model") from cause
+
+        monkeypatch.setattr("torch.onnx.export", fail)
+        with pytest.raises(InvalidInput, match=r"cannot be written as an ONNX graph: a branch depends on data$"):
+            export(format="onnx")
+
 
 class TestOpening:
     @pytest.mark.parametrize(
@@ -153,6 +170,8 @@ class TestOpening:
             (lambda e: (e / "engine.json").write_text("[1]"), "not a valid description"),
             (lambda e: (e / "engine.json").write_text("{}"), "not a valid description"),
             (lambda e: (e / "engine.json").write_bytes(b"\xff"), "not a valid description"),
+            (lambda e: (e / "engine.json").write_text("[" * 100_000), "not a valid description"),
+            (lambda e: (e.parent / "pair.json").write_text('{"x":' + "[" * 100_000), "not a valid description"),
             (lambda e: change_json(e / "engine.json", version=2), "version = 2"),
             (lambda e: change_json(e / "engine.json", quantised=True), "quantised"),
             (lambda e: change_json(e / "engine.json", format="plan"), "plan"),
@@ -161,7 +180,9 @@ class TestOpening:
             (lambda e: change_json(e / "engine.json", rows=0), "rows"),
             (lambda e: change_json(e / "engine.json", capacity=100), "capacity"),
             (lambda e: change_json(e / "engine.json", eos_token_ids=None), "eos_token_ids"),
+            (lambda e: change_json(e / "engine.json", vocab_size=math.inf), "vocab_size"),
             (lambda e: (e / "tokenizer.json").write_text("{}"), "tokenizer"),
+            (lambda e: change_json(e / "tokenizer.json", normalizer=BROKEN), "tokenizer cannot be loaded"),
         ],
     )
     def test_a_damaged_description_is_one_clear_error(
@@ -170,6 +191,16 @@ class TestOpening:
         damage(pair_copy / "target")
         with pytest.raises(InvalidInput, match=words):
             open_pair(pair_copy)
+
+    @pytest.mark.parametrize("name", ["layers", "kv_heads", "head_dim", "vocab_size"])
+    def test_sizes_unlike_the_graphs_are_one_clear_error(
+        self, pair_folders: Callable[[str], Path], tmp_path: Path, name: str
+    ) -> None:
+        folder = shutil.copytree(pair_folders("onnx"), tmp_path / "pair")
+        path = folder / "target" / "engine.json"
+        change_json(path, **{name: 2 * json.loads(path.read_text())[name]})
+        with pytest.raises(InvalidInput, match=r"it says that the graph's .* has the shape"):
+            open_pair(folder)
 
     @pytest.mark.parametrize("action", ["missing", "damaged"])
     def test_missing_or_damaged_model_files_are_one_clear_error(self, pair_copy: Path, action: str) -> None:
@@ -191,9 +222,12 @@ class TestOpening:
         ("values", "words"),
         [
             ({"version": 9}, "version = 9"),
-            ({"vocab_size": None}, "fields missing"),
+            ({"vocab_size": None}, "missing or damaged"),
             ({"vocab_size": 10**6}, "fewer logits"),
-            ({"defaults": [1]}, "fields missing"),
+            ({"vocab_size": -1}, "missing or damaged"),
+            ({"vocab_size": math.inf}, "missing or damaged"),
+            ({"defaults": [1]}, "missing or damaged"),
+            ({"defaults": {"method": ["block"]}}, "method"),
             ({"defaults": {"gamma": 4}}, "gamma"),
             ({"defaults": {"draft_len": 0}}, "draft_len"),
         ],

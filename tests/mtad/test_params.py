@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -15,6 +16,7 @@ from mtad.rows import RATIOS, RULES, stack_rows, top_k_of
 
 INVALID: dict[str, list[Any]] = {
     "method": ["beams", "", "MTAD"],
+    "draft": ["auxiliary", "", 1, ["lookup"]],
     "draft_len": [0, -1, 129, 1.5, True, "4", None],
     "beam_width": [0, -1, 65, 2.0, False, "4", None],
     "branching": [(), 4, (0,), (2, 1.5), (65,), (8, 3, 3), "4,2", None],
@@ -24,6 +26,11 @@ INVALID: dict[str, list[Any]] = {
     "relaxed_topk": [0, -1, 2**31, 1.5, True, None],
     "fly_window_size": [0, -1, 128, 1.5, True, None],
     "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True],
+    "thinking_method": ["beams", "", 3],
+    "thinking_threshold": [-0.1, math.inf, math.nan, "0.5", True],
+    "thinking_divergence": [-0.1, 1.1, math.nan, "0.1", True],
+    "thinking_tags": [("a",), ("a", ""), ("a", 1), ("a", "b", "c"), "ab", None],
+    "thinking_token_budget": [-1, 2**31, 1.5, True],
     "temperature": [-1.0, math.inf, math.nan, 1e-3, "1", True, None],
     "top_k": [-1, 2**31, 1.0, True, None],
     "top_p": [-0.5, 1.01, math.nan, "1", True, None],
@@ -36,6 +43,7 @@ INVALID: dict[str, list[Any]] = {
     "skip_special_tokens": [1, "yes", None],
     "replacement": [1, "yes", None],
     "ignore_eos": [1, "yes", None],
+    "draft_details": [1, "yes", None],
     "min_tokens": [-1, 129, 1.0, True, None],
     "n": [0, 1025, 1.5, True, None],
     "top_logprobs": [-1, 21, 1.5, True, None],
@@ -149,6 +157,9 @@ def test_sizes_follow_the_method(method: str) -> None:
         **dict.fromkeys(("mmtad", "mmtad_sample", "typical"), whole),
     }
     assert sizes == expected[method]
+    looked_up = replace(params, draft="lookup")
+    own = looked_up.drafted, looked_up.draft_width, looked_up.score_width, sum(looked_up.widths)
+    assert own == (chain if params.drafts else sizes), "what is looked up is a chain"
 
 
 def test_the_weight_of_an_ensemble_is_at_most_1() -> None:
@@ -210,3 +221,14 @@ def test_every_rule_is_a_function_and_every_ratio_one_of_them() -> None:
     for rule in RULES:
         module, name = rule.split(".")
         assert callable(getattr(importlib.import_module(f"mtad.rules.{module}"), name))
+
+
+def test_thoughts_inherit_what_means_the_same_to_their_method() -> None:
+    plain = DecodingParams(method="mtad", accept_threshold=0.2, draft_confidence=0.1)
+    assert plain.thinking is plain
+    other = DecodingParams.from_dict({"thinking_method": "budget", "thinking_divergence": 0.3}, plain).thinking
+    assert (other.method, other.threshold, other.confidence, other.divergence) == ("budget", 0.0, 0.0, 0.3)
+    same = DecodingParams.from_dict({"thinking_threshold": 0.7}, plain).thinking
+    assert (same.method, same.threshold, same.confidence) == ("mtad", 0.7, 0.1)
+    assert other.thinking is other
+    assert not DecodingParams(thinking_method="mtad").lossless

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -73,6 +74,19 @@ async def test_choices_are_the_same_as_their_seeds_alone(plain: LLM, llm: LLM) -
     assert [r.statistics.reused_tokens for r in results] == [0, length - 1, length - 1], "they share the prompt"
 
 
+async def test_a_stream_that_is_dropped_unread_frees_its_row_and_one_that_is_read_goes_on(llm: LLM) -> None:
+    gate = Gate(llm)
+    async with serving(llm) as engine:
+        await engine.submit(PROMPTS[0], LONG)
+        reading = asyncio.create_task((await engine.submit(PROMPTS[1], LONG)).result())
+        gate.let(2)
+        await asyncio.to_thread(until, lambda: gate.holds)
+        gc.collect()
+        gate.open()
+        assert (await reading).finish_reason == "length"
+        assert llm.loop.totals.requests["cancelled"] == 1
+
+
 async def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM) -> None:
     gate = Gate(llm)
     async with serving(llm) as engine:
@@ -86,6 +100,7 @@ async def test_a_cancelled_request_frees_its_row_and_keeps_what_it_had(llm: LLM)
         rest = [piece async for piece in first]
         assert rest[-1].finish_reason == "cancelled"
         assert rest[-1].statistics is not None
+        assert LONG.max_tokens is not None
         assert rest[-1].statistics.tokens < LONG.max_tokens
         for result in await asyncio.gather(*others):
             assert len(result.token_ids) == LONG.max_tokens

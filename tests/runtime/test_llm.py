@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -105,7 +107,7 @@ def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
     assert {request.id for request in finished} == {request.id for request in added.values()}
     assert len(finished) == len(alone)
     for index, request in added.items():
-        assert llm.result(request).token_ids == alone[index][2].token_ids
+        assert Result.of(request).token_ids == alone[index][2].token_ids
 
 
 def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
@@ -114,6 +116,30 @@ def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
     with patch.object(llm.pair.auxiliary, "enqueue", wraps=llm.pair.auxiliary.enqueue) as step:
         result = llm.generate([ONE_TOKEN], params)[0]  # a prompt of one token is not stored beforehand
     assert result.statistics.drafted == result.statistics.target_passes == step.call_count
+
+
+@pytest.mark.parametrize("prompts", [None, 5, (word for word in "ab"), {"a": 1}, "half \ud800", ["\ud800"]])
+def test_a_prompt_that_is_none_is_refused_before_anything_runs(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidInput, match="prompt"):
+        llm.generate(prompts, BASE)
+    assert llm.loop.scheduler.idle
+
+
+def test_a_bad_word_that_is_no_text_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidInput, match="bad_words"):
+        llm.generate("S", replace(BASE, bad_words=("\ud800",)))
+
+
+def test_a_forked_child_is_told_that_it_has_no_engine(llm: LLM) -> None:
+    """The engines' threads are not in it, so it would wait forever."""
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            try:
+                llm.generate("S", BASE)
+            except InvalidInput as error:
+                os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_step_without_requests_does_nothing(llm: LLM) -> None:
@@ -270,7 +296,7 @@ def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) ->
     scheduler = llm.loop.scheduler
     room = scheduler.capacity - scheduler.max_draft_len * scheduler.max_beam_width
     params = replace(BASE, method=method, draft_len=8, beam_width=8, max_tokens=12, accept_threshold=0.0)
-    full = [3 + i % 250 for i in range(room - params.max_tokens)]
+    full = [3 + i % 250 for i in range(room - 12)]
     alone = llm.generate(full, params)[0]
     assert len(alone.token_ids) == 12
     prompts: list[Prompt] = [full, PROMPTS[0], full]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from export.options import ExportOptions
 from export.pair import export_pair
-from scripts.demo import batches, dataset, train
+from scripts.demo import batches, dataset, think, train
 from scripts.demo.tokenizer import SPECIAL, TEMPLATE, VOCABULARY
 from scripts.paths import DEMO
 
@@ -50,7 +51,8 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_weights_and_they_can_be
     monkeypatch.setattr(batches, "make", make)
     train.main()
     target, auxiliary = (tmp_path / "pair" / role for role in ROLES)
-    train.fit(train.QUICK["target"], *train.material(40, 100), tmp_path / "whole", compiled=False)
+    recipe, (words, code) = train.QUICK["target"], train.material(40, 100)
+    train.fit(recipe, words, train.batches_of(recipe, words, code), tmp_path / "whole", compiled=False)
     weights, whole = (load_file(folder / "model.safetensors") for folder in (target, tmp_path / "whole"))
     torch.testing.assert_close(weights, whole, rtol=0, atol=0)
     for folder in (target, auxiliary):
@@ -99,3 +101,17 @@ def test_the_committed_pair_has_the_recipes_shape_and_went_through_all_its_steps
     words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     assert words.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3]
     assert words.chat_template == TEMPLATE
+
+
+def test_a_thought_names_what_its_query_needs_and_stands_between_tokens_of_its_own() -> None:
+    words, made = think.vocabulary(), think.groups(5)
+    assert words("<think></think>")["input_ids"] == [len(words) - 2, len(words) - 1]
+    talk = words.apply_chat_template([], tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    assert talk.endswith("<|assistant|><think></think>")
+    for _ in range(8):
+        schema, pairs = next(made)
+        for prompt, answer in pairs:
+            thought, closed, query = answer.rpartition("</think>")
+            assert (thought.startswith("<think>") and bool(closed)) != prompt.endswith("<think></think>")
+            for table in re.findall(r"Table (\w+)", schema) if closed else ():
+                assert bool(re.search(rf"\b{table}\b", query)) <= (table in thought), answer

@@ -19,8 +19,7 @@ def test_the_page_of_methods_has_the_one_table() -> None:
 
 @EVERY_PAGE
 def test_every_option_that_a_page_gives_a_script_exists(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = (["bench", *words] for words in commands(page, "mtad bench "))
-    for module, *arguments in (*commands(page, "python -m scripts."), *bench):
+    for module, *arguments in commands(page, "python -m scripts."):
         name = f"scripts.{module}"
         found = importlib.import_module(f"{name}.__main__" if (ROOT / name.replace(".", "/")).is_dir() else name)
         assert_parses(found.main, arguments, monkeypatch)

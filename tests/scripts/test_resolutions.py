@@ -18,8 +18,8 @@ from scripts.resolve import ENVIRONMENTS, EXTRAS, FOLDER, required
 
 def recorded(name: str) -> dict[str, tuple[Version, list[Requirement]]]:
     lines = (line.split() for line in (FOLDER / f"{name}.txt").read_text().splitlines())
-    split = ((*first.split("=="), rest) for first, *rest in lines)
-    return {package: (Version(version), [*map(Requirement, rest)]) for package, version, rest in split}
+    split = ((*first.partition("=="), rest) for first, *rest in lines)
+    return {package: (Version(version), [*map(Requirement, rest)]) for package, _, version, rest in split}
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

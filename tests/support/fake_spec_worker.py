@@ -127,7 +127,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         module.__dict__.update(values.get(name, {}))
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(compat, "installed", lambda: "1.4.0rc1")
-    monkeypatch.setattr(ours.runpy, "run_module", lambda name, run_name: said.served.append((name, list(sys.argv))))
+    monkeypatch.setattr("runpy.run_module", lambda name, run_name: said.served.append((name, list(sys.argv))))
     monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     monkeypatch.setattr(sys, "argv", sys.argv)
     return said

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +61,9 @@ class Plan:
 
     def __init__(self, checkpoint: str, rows: int, tokens: int, prefill: int, columns: int) -> None:
         self.model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self.tokens, self.columns, self.pool, self.broken = tokens, columns, None, {}
+        self.tokens, self.columns = tokens, columns
+        self.pool: Callable[[], Tensor] = lambda: torch.empty(0)
+        self.broken: dict[str, Callable[[Any], Any]] = {}
         self.contexts: list[Context] = []
         config, words, blocks = self.model.config, -(-tokens // 32), -(-columns // KV_PAGE)
         layers, most, all_tokens = config.num_hidden_layers, max(prefill, rows * tokens), rows * tokens
@@ -158,10 +161,10 @@ class Context:
         return True
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Any:
-        kind = np.dtype(_NUMPY[self._plan.kinds[name]])
+        kind: Any = np.dtype(_NUMPY[self._plan.kinds[name]])
         size = max(1, math.prod(shape)) * kind.itemsize
         buffer = (ctypes.c_byte * size).from_address(self._addresses[name])
-        return np.frombuffer(buffer, kind)[: math.prod(shape)].reshape(shape)
+        return np.frombuffer(memoryview(buffer), kind)[: math.prod(shape)].reshape(shape)
 
 
 class Runtime:
@@ -279,5 +282,5 @@ def run(plan: Plan, given: dict[str, Tensor], host: dict[str, Any]) -> Tensor:
         weights = scores.masked_fill(~visible[:, None, None], -torch.inf).softmax(-1)
         hidden = hidden + attention.o_proj((weights @ values).reshape(len(row), -1))
         hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
-    logits = model.lm_head(model.model.norm(hidden)[given["last_token_ids"].long() - 1])
+    logits: Tensor = model.lm_head(model.model.norm(hidden)[given["last_token_ids"].long() - 1])
     return torch.nn.functional.pad(logits, (0, PADDING), value=1e4)

@@ -77,6 +77,6 @@ def install(monkeypatch: pytest.MonkeyPatch, release: str = "1.2.1", gpu: Gpu | 
     monkeypatch.setattr(build, "version", lambda name: release if name == "tensorrt-llm" else metadata.version(name))
     monkeypatch.setattr(build, "load_runtime", lambda _: fake_tensorrt_llm)
     monkeypatch.setattr(build, "current_gpu", lambda: gpu)
-    monkeypatch.setattr(build.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(build.subprocess, "run", fake_build)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("export.tensorrt_llm.build.subprocess", SimpleNamespace(run=fake_build))
     monkeypatch.setattr(ours, "open_tensorrt_llm", open_on_cpu)

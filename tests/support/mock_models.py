@@ -124,6 +124,7 @@ class Running:
 
     def commit(self, emitted: list[int], eos: Sequence[int]) -> None:
         """What a block gives, as far as the text goes on."""
+        assert self.params.max_tokens is not None
         emitted = emitted[: self.params.max_tokens - len(self.text)]
         ends = [at + 1 for at, token in enumerate(emitted) if token in eos and not self.params.ignore_eos]
         emitted = emitted[: ends[0]] if ends else emitted

@@ -96,8 +96,12 @@ class CudaGraphRunner:
         if given.constrained:
             return "constraints are followed on the host"
         for p in given.params:
+            if p.drafts and not p.uses_model:
+                return "drafts are looked up on the host"
             if not p.spec.captured:
                 return f"{p.method} runs on the host"
+            if p.draft_details:
+                return "details of drafts are read on the host"
         return self._never or self._refused.get(Key.of(given, self._buckets))
 
     def run(self, given: BlockInput) -> Block:
@@ -196,4 +200,4 @@ def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[floa
 
     tokens = [own[: count + 1] for own, count in zip(tokens, lengths, strict=True)]
     log_probs = [own[: count + 1] for own, count in zip(log_probs, lengths, strict=True)]
-    return Block(given, tokens, log_probs, longest, spent, finite, logits_of, *times)
+    return Block(given, tokens, log_probs, longest, spent, finite, logits_of, [[] for _ in tokens], *times)

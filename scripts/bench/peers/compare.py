@@ -33,12 +33,12 @@ from runtime.config import use_torch
 from runtime.pair import open_tokenizer
 from scripts.bench import pairs
 from scripts.bench.peers.catalog import System, catalog
-from scripts.bench.peers.report import tables
+from scripts.bench.peers.report import plot, tables
 from scripts.bench.peers.worker import Worker
 from scripts.demo import dataset
 from scripts.paths import DEMO
 
-__all__ = ["run", "tables"]
+__all__ = ["plot", "run", "tables"]
 
 SAMPLING = {"temperature": 1.0, "top_k": 10, "top_p": 0.9}
 TOLERANCE = {"float32": 1e-3, "fastest": 0.5}

@@ -7,7 +7,7 @@ from typing import Any
 
 from engines.placement import versions
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
+from runtime import LLM, Result, RuntimeConfig
 from runtime.config import use_torch
 from scripts.bench.peers.protocol import Answer, Job, serve
 
@@ -28,7 +28,7 @@ def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
                 request = llm.add(prompt, replace(params, seed=seed))
                 running[request.id] = number
             for request in llm.step():
-                texts.append((running.pop(request.id), llm.result(request).token_ids))
+                texts.append((running.pop(request.id), Result.of(request).token_ids))
         return texts
 
     return versions("mtad", "onnxruntime-gpu", "onnxruntime", "openvino"), answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from scripts.bench.intervals import median_interval, paired_ratio, shown
@@ -26,6 +27,61 @@ def tables(figures: Mapping[str, Any]) -> dict[str, Rows]:
     }
 
 
+BARS = {
+    "sample": "without drafts",
+    "block": "block, drafts of 4",
+    "block auto": "block, the default",
+    "mtad": "mtad, drafts of 4",
+    "mtad auto": "mtad",
+}
+"""Methods that have a bar, and its name."""
+
+
+def plot(figures: Mapping[str, Any], path: Path) -> None:
+    """Tokens per second at one request of our methods and of the best peer, as bars, with the quality under each.
+
+    It is of the first size and precision. Whiskers are `median_interval`s.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    systems = next(iter(next(iter(figures["sets"].values())).values()))
+    load = next(iter(next(iter(systems.values()))["rates"]))
+    rates = {name: median_interval(one["rates"][load]) for name, one in systems.items()}
+
+    def fastest(names: Sequence[str]) -> list[str]:
+        return sorted(names, key=lambda name: rates[name]["median"])[-1:]
+
+    chosen = {label: fastest([n for n, one in systems.items() if one["method"] == m]) for m, label in BARS.items()}
+    bars = {name: label for label, names in chosen.items() for name in names}
+    bars |= {name: f"{name},\nbest other library" for name in fastest(_keeping(systems))}
+    figure, axis = plt.subplots(figsize=(1 + 1.7 * len(bars), 4), layout="constrained")
+    heights = [rates[name]["median"] for name in bars]
+    whiskers = [[abs(rates[name][end] - rates[name]["median"]) for name in bars] for end in ("low", "high")]
+    drawn = axis.bar(range(len(bars)), heights, yerr=whiskers, capsize=4)
+    axis.bar_label(drawn, [f"{height:.0f}" for height in heights], label_type="center", color="white")
+    quality = [systems[name]["perplexity"] for name in bars]
+    labels = [
+        f"{label}\nperplexity {q['ratio']:.2f} ± {q['error']:.2f}"
+        for label, q in zip(bars.values(), quality, strict=True)
+    ]
+    axis.set_xticks(range(len(bars)), labels, fontsize=9)
+    axis.set_ylabel("tokens per second")
+    axis.set_title("One request at a time. Perplexity: below 1 the text is likelier than plain sampling's", fontsize=10)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _keeping(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Peers that keep the quality: their texts are not less likely than those of `sample` by more than three errors."""
+    judged = {name: one["perplexity"] for name, one in systems.items() if not one["method"]}
+    return [name for name, one in judged.items() if one["ratio"] - 3 * one["error"] <= 1]
+
+
 def _tables(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, list[list[str]]]:
     loads, methods = list(next(iter(systems.values()))["rates"]), dict[str, list[str]]()
     for name, one in systems.items():
@@ -44,10 +100,7 @@ def _tables(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, list[list[str
         label, judged = name if one["batches"] else f"{name} (one at a time)", one["perplexity"]
         cells = [shown(median_interval(rates), 0) for rates in one["rates"].values()]
         found[""].append([label, *cells, f"{judged['ratio']:.2f} ± {judged['error']:.2f}"])
-    same = [name for name in peers if ", T=" not in name]
-    # not less likely than those of `sample` by more than three errors: a dozen are judged
-    judged = {name: systems[name]["perplexity"] for name in peers}
-    keeping = [name for name, one in judged.items() if one["ratio"] - 3 * one["error"] <= 1]
+    same, keeping = [name for name in peers if ", T=" not in name], _keeping(systems)
     for name, title, chosen in (("peers", "peer", same), ("quality", "peer that keeps the quality", keeping)):
         if chosen:
             lines = [[f"`{method}`", *against(own, chosen)] for method, own in methods.items()]

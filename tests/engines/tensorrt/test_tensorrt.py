@@ -369,11 +369,14 @@ def test_what_was_compiled_is_kept_for_the_next_process(target_graphs: dict[str,
     spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN, build_hash="kept")
     fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
     first = opened(tmp_path, spec)
+    assert first._config
     first._config.cache.blob = b"kernels of a shape"
     del first
     gc.collect()
     assert (cache_folder() / "tensorrt-rtx" / "kept.kernels").read_bytes() == b"kernels of a shape"
-    assert opened(tmp_path, spec)._config.cache.blob == b"kernels of a shape"
+    second = opened(tmp_path, spec)
+    assert second._config
+    assert second._config.cache.blob == b"kernels of a shape"
 
 
 @pytest.mark.parametrize("graphs", [True, False])

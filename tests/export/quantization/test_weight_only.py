@@ -23,6 +23,7 @@ from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
 from export.options import ExportOptions
 from export.pair import export_pair
+from export.plan import plan_pair
 from export.quantization.report import compare_on_text, logits_on
 from export.quantization.weight_only import (
     WEIGHT_ONLY,
@@ -209,6 +210,18 @@ def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: p
 
 
 class TestPair:
+    def test_a_report_says_when_it_was_measured_on_bundled_text(
+        self, checkpoints: tuple[Path, Path], calibration: Path
+    ) -> None:
+        options = ExportOptions(*map(str, checkpoints), capacity=192, precision="int4", auxiliary_precision="float32")
+        bundled, own = (plan_pair(replace(options, calibration=text)).calibration for text in (None, calibration))
+        assert bundled is not None
+        assert own is not None
+        assert bundled.bundled
+        assert len(bundled.texts) > 10
+        assert not own.bundled
+        assert own.sha256 != bundled.sha256
+
     @pytest.mark.slow
     def test_each_engine_has_its_own_precision(self, mixed: Path) -> None:
         specs = [read_spec(mixed / name) for name in ("target", "auxiliary")]
@@ -234,7 +247,7 @@ class TestPair:
         sizes = [sum(f.stat().st_size for f in (mixed / name).glob("model.*")) for name in ("target",)]
         assert report["precision"] == "int4"
         assert report["bytes"]["engine"] == sizes[0] < report["bytes"]["float32"]
-        assert report["text"]["file"] == "text.jsonl"
+        assert (report["text"]["file"], report["text"]["bundled"]) == ("text.jsonl", False)
         assert report["text"]["tokens"] > 40
         assert 0 < report["text"]["kl_nats"]["mean"] < report["text"]["kl_nats"]["max"]
         assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
@@ -246,6 +259,16 @@ class TestPair:
             assert timed["tokens"] == steps
             assert sorted(timed["ratio"]) == timed["ratio"]
             assert timed["ratio"][1] > 0
+
+    @pytest.mark.slow
+    def test_without_text_an_export_is_verified_and_its_cost_not_measured(
+        self, checkpoints: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        assert export_pair(tmp_path / "pair", ExportOptions(*map(str, checkpoints), capacity=128, precision="int4"))
+        for name in ("target", "auxiliary"):
+            report = json.loads((tmp_path / "pair" / name / "quantization.json").read_text())
+            assert report.keys() == {"version", "versions", "verification"}
+            assert 0 < report["verification"]["activations"] <= ACTIVATIONS["int4"]
 
     @pytest.mark.slow
     def test_the_same_export_again_touches_nothing(

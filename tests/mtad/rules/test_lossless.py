@@ -40,6 +40,8 @@ def request_of(pair: str, params: DecodingParams, eos: Tokens = (), vocab: int =
             found.append({token: value for token, value in enumerate(chance.permutation(shape).tolist()) if value > 0})
         if pair == "equal":
             found[1] = found[0]
+        if pair == "certain":  # as looked-up drafts are
+            found[1] = {int(chance.integers(vocab)): 1.0}
         if pair == "disjoint":
             first = int(chance.integers(vocab))
             found = [{first: 1.0}, {token: 1 / (vocab - 1) for token in range(vocab) if token != first}]
@@ -74,19 +76,20 @@ LOSSLESS = [
         for replacement in (False, True)
         for branching in ((2,), (3,), (2, 2), (1, 2), (2, 1), (1, 1, 2))
     ),
+    *(DecodingParams(method=method, draft_len=3, draft="lookup") for method in ("block", "specinfer", "traversal")),
 ]
-PAIRS = ("random", "zeros", "equal", "disjoint")
+PAIRS = ("random", "zeros", "equal", "disjoint", "certain")
 
 
 def name_of(params: DecodingParams) -> str:
     """The name of a case."""
     kind = f"-{params.branching}-{params.replacement}" if params.spec.form == "branches" else f"-{params.draft_len}"
-    return params.method + kind
+    return params.method + kind + (f"-{params.draft}" if params.draft else "")
 
 
 @pytest.mark.parametrize("params", LOSSLESS, ids=name_of)
 def test_a_lossless_rule_emits_the_targets_law(params: DecodingParams) -> None:
-    for pair, eos in zip((*PAIRS, "random"), ((1,), (), (1,), (), ()), strict=True):
+    for pair, eos in zip((*PAIRS, "random"), ((1,), (), (1,), (), (1,), ()), strict=True):
         assert distance(request_of(pair, params, eos)) < 1e-6, (pair, eos)
 
 

@@ -143,6 +143,8 @@ def test_nothing_of_a_ray_of_its_own_listens_to_other_machines(cluster: Cluster)
     open_to_others = [owner for address, owner in listening if address != "0100007F"]  # 127.0.0.1
     assert all(owner.startswith("ray::ServeReplica") for owner in open_to_others), "one each, that asks for Ray's token"
     assert "Token authentication is enabled" in cluster.process.log
+    replicas = [process for process, _ in cluster.replicas().values()]
+    assert all(b"\0RAY_AUTH_TOKEN=" in Path(f"/proc/{one}/environ").read_bytes() for one in replicas), "in no file"
 
 
 def test_both_replicas_answer_what_one_engine_gives(demo: LLM, cluster: Cluster) -> None:

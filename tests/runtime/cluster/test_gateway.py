@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.types import Message
 
@@ -228,6 +228,30 @@ def test_health_metrics_and_keys_are_the_gateways_own() -> None:
     replicas = Replicas([START, WHOLE])
     assert ask(replicas, keys=("secret",))[0] == 401
     assert not replicas.calls
+
+
+def test_health_and_metrics_are_answered_while_the_board_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    boards: list[Any] = [ActorUnavailableError("it starts again", None), [], "hangs"]
+
+    async def broken() -> list[Report]:
+        board = boards[0] if boards else []
+        if isinstance(board, Exception):
+            raise board
+        await asyncio.sleep(60 if board == "hangs" else 0)
+        return []
+
+    async def run() -> None:
+        gateway = Gateway(Replicas(), 600.0, reports)
+        await gateway.ready(None)  # type: ignore[arg-type]
+        gateway._reports = broken
+        while boards:
+            assert json.loads((await gateway.ready(None)).body) == {"status": "ready", "replicas": 2}  # type: ignore[arg-type]
+            assert b'replica="b"' in (await gateway.scrape(None)).body  # type: ignore[arg-type]
+            boards.pop(0)
+        monkeypatch.setattr("runtime.cluster.gateway.STALE_SECONDS", 0.0)
+        assert (await gateway.ready(None)).status_code == 503  # type: ignore[arg-type]
+
+    asyncio.run(run())
 
 
 def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:

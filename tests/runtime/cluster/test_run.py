@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ class FakeRay:
     def __init__(self, failing: set[int]) -> None:
         self.failing, self.deployed, self.deleted = failing, list[tuple[str, str]](), list[str]()
         self.given: dict[str, Any] = {}
+        self.reports: list[Any] = []
 
     def init(self, **given: Any) -> None:
         self.given = given
@@ -42,7 +44,12 @@ class FakeRay:
     cluster_resources = available_resources
 
     def remote(self, **_: Any) -> Any:
-        return lambda board: SimpleNamespace(remote=lambda: SimpleNamespace(reports=SimpleNamespace(remote=None)))
+        return lambda board: SimpleNamespace(
+            remote=lambda: SimpleNamespace(reports=SimpleNamespace(remote=lambda: None))
+        )
+
+    def get(self, _: Any) -> list[Any]:
+        return self.reports
 
     def delete(self, name: str) -> None:
         self.deleted.append(name)
@@ -109,6 +116,22 @@ def test_updates_asked_for_during_one_are_one_more(monkeypatch: pytest.MonkeyPat
     with pytest.raises(Ended):
         run.keep_updating(asked, SimpleNamespace(update=update), gateway)  # type: ignore[arg-type]
     assert len(updates) == 2
+
+
+def test_an_update_without_room_for_one_more_replica_is_refused_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray = use(FakeRay(set()), monkeypatch)
+    generations = run.Generations(tmp_path, RuntimeConfig(), OPTIONS, ClusterOptions(1, replica_gpus=1))
+    with pytest.raises(InvalidInput, match="0; an update starts a replica before an old one goes"):
+        generations.update()
+    generations = run.Generations(tmp_path, RuntimeConfig(), OPTIONS, CLUSTER)
+    generations.update()
+    ray.reports = [({"replica": "a", "host": socket.gethostname(), "pid": str(os.getpid())}, [])]
+    monkeypatch.setattr(run, "_kib", lambda path, name: {"RssAnon": 600 << 10, "MemAvailable": 500 << 10}[name])
+    with pytest.raises(InvalidInput, match="holds 600 MiB, and 500 MiB are available; an update starts"):
+        generations.update()
+    assert len(ray.deployed) == 1
 
 
 def test_a_first_deployment_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

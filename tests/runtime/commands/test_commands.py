@@ -86,7 +86,7 @@ def test_help_shows_ten_options_and_the_rest_on_demand(run: Run, command: str) -
     common, every = (run(command, option).out for option in ("--help", "--help-all"))
     names = {text: set(re.findall(r"^  (?:-h, )?(--[\w-]+)", text, re.MULTILINE)) for text in (common, every)}
     assert len(names[common] - {"--help", "--help-all"}) == 10
-    assert names[common] < names[every] >= {"--config", "--threads", "--max-waiting"}
+    assert names[common] < names[every] >= {"--threads", "--max-waiting"}
     assert all(f"\n{title}:\n" in every for title in ("where it runs", *(DECODING if command != "serve" else ())))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from runtime import LLM, DecodingParams, RequestFailed
+from runtime import LLM, DecodingParams, RequestFailed, Result
 from runtime.constraints.constraint import ConstraintFailed
 from tests.support.constrained import Asked
 from tests.support.log_probabilities import assert_log_probabilities
@@ -151,9 +151,9 @@ def test_a_grammar_without_a_way_on_fails_its_own_request_and_no_other(plain: LL
     while not plain.loop.scheduler.idle:
         plain.step()
     with pytest.raises(RequestFailed) as caught:
-        plain.result(doomed)
+        Result.of(doomed)
     failed = caught.value.__cause__
     assert isinstance(failed, ConstraintFailed)
     assert (failed.field, failed.value) == ("min_tokens", 6)
-    assert plain.result(fine).token_ids == plain.generate(PROMPTS[1], BASE)[0].token_ids
+    assert Result.of(fine).token_ids == plain.generate(PROMPTS[1], BASE)[0].token_ids
     plain.loop.check_integrity()

@@ -17,7 +17,7 @@ from tests.support.chi_square import p_value
 from tests.support.constrained import FREE, Asked, letters
 from tests.support.mock_models import Model, Running, Tokens, finish, mock_pair
 
-LETTERS, END = "abc", 0
+LETTERS, END, LENGTH = "abc", 0, 4
 WORDS = re.compile(r"(a|bc?)?(c|a){0,3}b?")
 LANGUAGE = {word for n in range(7) for word in itertools.product(LETTERS, repeat=n) if WORDS.fullmatch("".join(word))}
 PREFIXES = {word[:n] for word in LANGUAGE for n in range(len(word) + 1)}
@@ -63,16 +63,16 @@ def likely(logits: np.ndarray, top_k: int) -> np.ndarray:
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("method", ["speculative", "sample"])
 def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:
-    params = replace(FREE, method=method, top_k=3, max_tokens=4, **ASKED[asked])
+    params = replace(FREE, method=method, top_k=3, max_tokens=LENGTH, **ASKED[asked])
     pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
     maker = Constrainer(letters(LETTERS), 1 + len(LETTERS), [END])
     running = [Running(pair, params, seed, maker.constraint(seed, params, ())) for seed in range(4000)]
     finish(running, 1 + len(LETTERS), [END])
     assert not any(r.failed for r in running)
     target, law = constrained(pair.target, params), dict[Tokens, float]()
-    for length in range(1, params.max_tokens + 1):
+    for length in range(1, LENGTH + 1):
         for text in itertools.product(range(1 + len(LETTERS)), repeat=length):
-            if END not in text[:-1] and (text[-1] == END or length == params.max_tokens):
+            if END not in text[:-1] and (text[-1] == END or length == LENGTH):
                 law[text] = math.prod(likely(target(text[:at]), params.top_k)[token] for at, token in enumerate(text))
     assert sum(law.values()) == pytest.approx(1)
     # of 30,000 texts, p was 0.2 to 0.8; these notice a chi-square distance of 0.014 (of 40 texts) with a power of 0.9

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from mtad.errors import Failed, InvalidInput
 from runtime.constraints import grammar as grammars
+from runtime.constraints import trial_process
 from runtime.constraints.follower import MAX_GROWTH
 from runtime.constraints.grammar import Grammars
 from runtime.constraints.trial_process import compile_grammar
@@ -39,8 +40,8 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def made(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Grammars]:
-    monkeypatch.setattr(grammars, "QUICK_SECONDS", 0.1)
-    monkeypatch.setattr(grammars, "SECONDS", 0.2)
+    monkeypatch.setattr(trial_process, "QUICK_SECONDS", 0.1)
+    monkeypatch.setattr(trial_process, "SECONDS", 0.2)
     found = Grammars(tokenizer, 300, [0])
     yield found
     found.close()
@@ -48,7 +49,7 @@ def made(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gram
 
 @pytest.fixture
 def patient(tokenizer: Tokenizer) -> Iterator[Trials]:
-    found = Trials(tokenizer=tokenizer.to_str(), vocab_size=300, eos=[0], seconds=20.0, gives_way=True)
+    found = Trials("compiling it", Grammars(tokenizer, 300, [0])._settings, seconds=20.0, gives_way=True)
     yield found
     found.close()
 
@@ -89,7 +90,7 @@ async def test_what_breaks_the_compiler_is_refused_by_name_and_the_next_grammar_
 def test_a_grammar_that_takes_all_memory_is_refused(patient: Trials) -> None:
     with pytest.raises(InvalidInput, match="more than 192 MiB of memory"):
         patient.run("regex", "((a{1000}){1000}){1000}")
-    assert patient.run("regex", "ab*")[1] == []
+    assert patient.run("regex", "ab*")["problems"] == []
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ async def test_a_quick_grammar_does_not_wait_for_slow_ones(tokenizer: Tokenizer)
 
 async def test_who_no_longer_waits_leaves_the_queue_and_closing_ends_every_trial(tokenizer: Tokenizer) -> None:
     made = Grammars(tokenizer, 300, [0])
-    _, _, slow = made.prepare()
+    slow = made._pool.slow
     slow.run("regex", "ab*")
     process = pid(slow)
     tasks = [asyncio.create_task(made.compile_soon(replace(FREE, json_schema=SLOW + " " * n))) for n in range(3)]
@@ -138,17 +139,18 @@ def test_a_slow_trial_runs_where_nothing_else_would_and_is_in_no_session_of_its_
 
 
 def test_a_process_that_was_ended_is_started_again(patient: Trials) -> None:
-    assert patient.run("regex", "a")[1] == []
+    assert patient.run("regex", "a")["problems"] == []
     first = pid(patient)
     os.kill(first, signal.SIGKILL)
-    assert patient.run("regex", "a")[1] == []
+    assert patient.run("regex", "a")["problems"] == []
     assert pid(patient) != first
 
 
 def test_the_process_ends_with_its_parent_however_that_ends(tokenizer: Tokenizer) -> None:
     program = f"""
 from runtime.constraints.trials import Trials
-run = Trials(tokenizer={tokenizer.to_str()!r}, vocab_size=300, eos=[0], seconds=1.0, gives_way=False)
+settings = dict(tokenizer={tokenizer.to_str()!r}, vocab_size=300, eos=[0])
+run = Trials("compiling it", lambda: settings, seconds=1.0)
 run.run("regex", "a")
 print(run._process.pid, flush=True)
 run.run("json_schema", {SLOW!r})

@@ -238,7 +238,7 @@ def test_the_largest_request_that_fits_leaves_room_for_the_largest_draft() -> No
     scheduler = Scheduler(rows=1, capacity=256)
     request = make_request(0, prompt=92, max_tokens=100, draft_len=8, beam_width=8)
     scheduler.check(request)
-    longest = len(request.prompt) + request.params.max_tokens
+    longest = len(request.prompt) + request.max_tokens
     assert longest + sum(request.params.widths) == scheduler.capacity
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 
-from runtime.server.bodies import INLINE_BYTES, REST_RATIO, BodyReader
+from runtime.server.bodies import INLINE_BYTES, REST_RATIO, RestingThread
 
 
 async def test_large_bodies_one_after_another_leave_most_of_the_time_to_others() -> None:
-    reader, seconds, count = BodyReader(), 0.01, 4
+    reader, seconds, count = RestingThread(), 0.01, 4
     began = time.perf_counter()
-    await asyncio.gather(*(reader.run(b" " * (INLINE_BYTES + 1), time.sleep, seconds) for _ in range(count)))
+    await asyncio.gather(*(reader.read(b" " * (INLINE_BYTES + 1), time.sleep, seconds) for _ in range(count)))
     assert time.perf_counter() - began >= seconds * (count + REST_RATIO * (count - 1))
 
 
 async def test_small_bodies_do_not_wait_for_large_ones() -> None:
-    reader = BodyReader()
-    large = asyncio.create_task(reader.run(b" " * (INLINE_BYTES + 1), time.sleep, 0.05))
+    reader = RestingThread()
+    large = asyncio.create_task(reader.read(b" " * (INLINE_BYTES + 1), time.sleep, 0.05))
     await asyncio.sleep(0)
-    await reader.run(b"{}", int)
+    await reader.read(b"{}", int)
     assert not large.done()
     await large

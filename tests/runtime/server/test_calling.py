@@ -71,6 +71,16 @@ def test_the_grammar_allows_any_text_and_keeps_calls_to_their_schemas(form: Form
         assert follows(free, tokenizer, f"<think>{SAID}")
 
 
+@pytest.mark.parametrize("twice", ['"unit": "C", "unit": "F"', '"unit": "C", "more": 1, "more": 2'])
+def test_no_argument_of_a_call_comes_twice_also_where_the_schema_does_not_say_what_else_there_is(twice: str) -> None:
+    properties = {"unit": {"enum": ["C", "F"]}, "more": {"type": "integer"}}
+    listed = {"type": "object", "properties": {name: one for name, one in properties.items() if name in twice[:8]}}
+    function = Function.model_validate({"name": "weather", "parameters": listed})
+    forced = Calling(HERMES, [function], True, False)
+    assert follows(forced, byte_tokenizer(), HERMES.opening + f'weather", "arguments": {{"unit": "C"}}}}{HERMES.after}')
+    assert not follows(forced, byte_tokenizer(), HERMES.opening + f'weather", "arguments": {{{twice}}}}}{HERMES.after}')
+
+
 def byte_tokenizer(*added: str) -> Tokenizer:
     """A token per byte, and some more; the first of them, 256, ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

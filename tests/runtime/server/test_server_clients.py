@@ -95,8 +95,11 @@ def test_a_request_without_max_tokens_gets_what_fits(server: LiveServer, plain: 
     room = plain.loop.scheduler.room_for_tokens
     status, _, answer = call(server, "POST", "/v1/completions", {**PROMPT, "ignore_eos": True, "seed": 1})
     assert status == 200
-    most = plain.pair.defaults.max_tokens if plain.pair.limited else room
-    assert answer["usage"]["completion_tokens"] == min(most, room - answer["usage"]["prompt_tokens"])
+    assert answer["usage"]["completion_tokens"] == room - answer["usage"]["prompt_tokens"]
+    (alone,) = plain.generate(PROMPT["prompt"], DecodingParams(ignore_eos=True, seed=1))
+    assert len(alone.token_ids) == answer["usage"]["completion_tokens"], "in Python as over HTTP"
+    _, _, models = call(server, "GET", "/v1/models")
+    assert models["data"][0]["mtad"]["parameters"]["max_tokens"]["default"] is None
 
 
 def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:

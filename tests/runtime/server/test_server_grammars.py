@@ -30,7 +30,7 @@ def trying(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def held(self: Trials, field: str, text: str) -> Any:
         if text != HELD:
             return run(self, field, text)
-        if not self._settings["gives_way"]:
+        if not self.gives_way:
             raise TooSlow(field, text, "held")
         running.append(text)
         until(lambda: self._closed)

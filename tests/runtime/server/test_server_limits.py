@@ -53,6 +53,9 @@ def test_keys_guard_what_costs_something(plain: LLM) -> None:
         chunked = b"transfer-encoding: chunked\r\n\r\n" + (b"400\r\n" + b"x" * 1024 + b"\r\n") * 3
         with connected(server, begin + chunked) as connection:
             assert b" 413 " in received(connection).split(b"\r\n")[0], "also if it does not say how long it is"
+        trailer = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n0\r\nauthorization: Bearer first-key\r\n\r\n"
+        with connected(server, BEGIN + trailer) as connection:
+            assert b" 401 " in received(connection).split(b"\r\n")[0], "what comes behind a body is no header"
 
 
 @pytest.mark.parametrize(("root", "path"), [("/llm", "/llm/v1/models"), ("/v", "/v1/models"), ("", "/v1/models")])

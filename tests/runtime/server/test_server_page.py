@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -21,8 +21,21 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 """Names on the PATH; without any of them, playwright's own is taken."""
 ALONE = ("--disable-quic", "--disable-sync", "--disable-gpu")
 """Beside what playwright gives anyway (no updates, no first run, a new profile): nothing is asked of a network."""
+DESKTOP, PHONE = (1280, 800), (390, 844)
 pytestmark = pytest.mark.slow
 PROMPT = "SELECT naïve 日本 🙂"
+PARAMS = DecodingParams(
+    method="mtad", draft_len=4, max_tokens=60, seed=5, ignore_eos=True, temperature=1.3, top_k=0, draft_details=True
+)
+FIELDS = {
+    "method": "mtad",
+    "draft_len": "4",
+    "max_tokens": "60",
+    "seed": "5",
+    "ignore_eos": "true",
+    "temperature": "1.3",
+    "top_k": "0",
+}
 expect.set_options(timeout=1000 * PATIENCE)
 
 
@@ -45,82 +58,115 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, server: LiveServer) -> Iterator[Page]:
+def opened(browser: Browser, server: LiveServer, size: tuple[int, int] = DESKTOP) -> Iterator[Page]:
     """The page of a server; anything it says on the console but what a test expects fails."""
-    page, said, asked = browser.new_page(), list[str](), list[str]()
+    page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+    said, asked = list[str](), list[str]()
     page.set_default_timeout(1000 * PATIENCE)
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(server.url)
     yield page
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "it is as wide as the screen"
     page.close()
     assert all(url.startswith((server.url, "data:")) for url in asked), "nothing comes from elsewhere"
     assert [text for text in said if "400" not in text and "401" not in text] == []
 
 
-@pytest.fixture
-def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
+@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
+def page(request: pytest.FixtureRequest, browser: Browser, server: LiveServer) -> Iterator[Page]:
     """The page of the server that all tests share."""
-    with opened(browser, server) as page:
+    with opened(browser, server, request.param) as page:
         yield page
 
 
-def spans(page: Page, side: str) -> list[tuple[str, str]]:
-    """(class, text) of each coloured piece."""
-    found: list[Any] = page.eval_on_selector_all(f"#{side} span", "all => all.map(s => [s.className, s.textContent])")
-    return [(kind, text) for kind, text in found]
-
-
-def fill(page: Page, **values: str) -> None:
-    page.fill("#prompt", PROMPT)
+def give(page: Page, **values: str) -> None:
     for name, value in values.items():
         field = page.locator(f"#parameter-{name}")
+        field.wait_for(state="attached")
         if not field.is_visible():
-            page.click("summary")
+            page.click("#panel > summary")
         if field.evaluate("field => field.tagName") == "SELECT":
             field.select_option(value)
         else:
             field.fill(value)
 
 
-def test_both_texts_are_shown_coloured_by_origin_with_their_figures(plain: LLM, page: Page) -> None:
-    fill(page, method="mtad", max_tokens="60", seed="5", ignore_eos="true", top_k="0", temperature="1.3")
+def race(page: Page, **values: str) -> None:
+    page.fill("#prompt", PROMPT)
+    page.locator("#mode").select_option("text")
+    give(page, **values)
     page.click("#start")
-    expect(page.locator("#plain-figures")).to_contain_text("ended by length")
-    expect(page.locator("#ratio")).to_contain_text("times the tokens/s")
-    params = DecodingParams(max_tokens=60, seed=5, ignore_eos=True, top_k=0, temperature=1.3)
-    for side, method in (("drafted", "mtad"), ("plain", "sample")):
-        expected = plain.generate(PROMPT, replace(params, method=method))[0]
-        shown = spans(page, side)
-        assert "".join(text for _, text in shown) == expected.text
-        assert {kind for kind, _ in shown} == ({"accepted", "bonus"} if method == "mtad" else {"bonus"})
-        figures, statistics = page.inner_text(f"#{side}-figures"), expected.statistics
-        assert f"{statistics.block_efficiency:.2f} tokens a target pass" in figures
-        assert ("of drafts accepted" in figures) == (method == "mtad")
-        assert "60 tokens, " in figures
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    found: list[str] = page.eval_on_selector_all(selector, "all => all.map(one => one.textContent)")
+    return found
+
+
+def test_both_answers_are_shown_token_by_token_and_the_race_ends_with_its_sentence(plain: LLM, page: Page) -> None:
+    race(page, **FIELDS)
+    expected = plain.generate(PROMPT, PARAMS)[0]
+    passes = expected.statistics.target_passes
+    expect(page.locator("#verdict")).to_contain_text(f"{passes} passes instead of 60, ")
+    expect(page.locator("#verdict")).to_contain_text("times as fast.")
+    for side, result in (("drafted", expected), ("plain", plain.generate(PROMPT, replace(PARAMS, method="sample"))[0])):
+        assert "".join(texts(page, f"#{side} .token")) == result.text
+        assert len(texts(page, f"#{side} .token.drafted")) == result.statistics.accepted
+        passes = result.statistics.target_passes
+        assert f"60 tokens in {passes} passes, {60 / passes:.2f} per pass" in page.inner_text(f"#{side} .figures")
+        assert float(page.inner_text(f"#{side} .speed b")) > 0
     colours = {
         kind: page.eval_on_selector(f"#drafted .{kind}", "span => getComputedStyle(span).backgroundColor")
-        for kind in ("accepted", "bonus")
+        for kind in ("drafted", "own")
     }
     assert len(set(colours.values())) == 2, "the two origins can be told apart"
+    at, one = next((n, one) for n, one in enumerate(expected.details) if one.accepted)
+    assert one.accepted
+    page.locator("#drafted .token").nth(at).hover()
+    expect(page.locator("#tip")).to_contain_text(f"drafted by {one.accepted.beams} of 4 beams")
+    expect(page.locator("#tip")).to_contain_text(f"p target{math.exp(expected.logprobs[at]):.3f}")
+    expect(page.locator("#tip")).to_contain_text(f"q auxiliary{one.accepted.q:.3f}")
+    page.mouse.move(0, 0)
+    expect(page.locator("#tip")).to_be_hidden()
+    page.focus("#drafted pre")
+    at = next(n for n, one in enumerate(expected.details) if one.rejected)
+    for _ in range(at + 1):
+        page.keyboard.press("ArrowRight")
+    rejected = expected.details[at].rejected[0]
+    expect(page.locator("#tip")).to_contain_text(f"p {rejected.p:.3f}, q {rejected.q:.3f}")
+    page.keyboard.press("Escape")
+    expect(page.locator("#tip")).to_be_hidden()
+
+
+def test_a_replay_shows_what_was_rejected_for_a_moment(page: Page) -> None:
+    race(page, **FIELDS)
+    page.click("#replay")
+    expect(page.locator("#drafted [data-ghost]").first).to_be_attached()
+    expect(page.locator("#verdict")).to_contain_text("passes instead of 60, ")
+    expect(page.locator("[data-ghost]")).to_have_count(0)
 
 
 def test_every_parameter_can_be_given_and_its_default_is_shown(server: LiveServer, page: Page) -> None:
-    expect(page.locator("#parameter-seed")).to_be_visible()
+    expect(page.locator("#examples button")).to_have_count(3)
     expect(page.locator("#key")).to_be_hidden()
     model = server.client.models.retrieve(MODEL).to_dict()["mtad"]
     names = set(page.eval_on_selector_all("[data-name]", "all => all.map(field => field.dataset.name)"))
-    assert names == model["parameters"].keys() - {"n", "top_logprobs"}
+    assert names == model["parameters"].keys() - {"n", "top_logprobs", "prompt_logprobs"}
     assert page.get_attribute("#parameter-top_k", "placeholder") == str(model["parameters"]["top_k"]["default"])
-    assert "gamma" in (page.get_attribute("#parameter-draft_len", "title") or "")
+    assert page.get_attribute("#parameter-max_tokens", "placeholder") == "what fits", "as a request without it gets"
+    assert page.locator("#parameter-beam_width").is_hidden(), "the method does not use it"
+    give(page, method="mtad")
+    assert page.get_attribute("#parameter-accept_threshold", "placeholder") == "0.5", "the method's own"
+    page.focus("#parameter-beam_width")
+    assert "Number of beams in the draft" in page.inner_text("#help")
 
 
 def test_an_error_is_shown_in_the_servers_words(page: Page) -> None:
-    fill(page, draft_len="99")
-    page.click("#start")
+    race(page, draft_len="99")
     expect(page.locator("#error")).to_contain_text("draft_len = 99")
-    page.fill("#parameter-draft_len", "many")
+    give(page, draft_len="many")
     page.click("#start")
     expect(page.locator("#error")).to_contain_text("draft_len")
     expect(page.locator("#start")).to_be_enabled()
@@ -129,25 +175,80 @@ def test_an_error_is_shown_in_the_servers_words(page: Page) -> None:
 def test_stopping_cancels_the_request(plain: LLM, browser: Browser) -> None:
     llm = own(plain)
     with gated(llm) as (server, gate), opened(browser, server) as page:
-        fill(page, max_tokens="170", ignore_eos="true", method="sample", seed="5")
-        page.check("#together")
-        page.click("#start")
-        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 2)
-        gate.let(20)  # several for each, though one may have begun before the other
-        expect(page.locator("#plain span").nth(3)).to_be_attached()
+        race(page, max_tokens="170", ignore_eos="true", method="sample", seed="5")
+        until(lambda: server.statistics["running"] + server.statistics["waiting"] == 1)
+        gate.let(20)
+        expect(page.locator("#drafted .token").nth(3)).to_be_attached()
         page.click("#stop")
-        until(lambda: server.leaving == 2)
+        until(lambda: server.leaving == 1)
         gate.open()
-        until(lambda: llm.loop.totals.requests["cancelled"] == 2)
+        until(lambda: llm.loop.totals.requests["cancelled"] == 1)
         expect(page.locator("#start")).to_be_enabled()
         assert page.locator("#error").is_hidden()
+        assert page.locator("#verdict").inner_text() == "", "nobody has won"
+
+
+def test_a_chat_keeps_the_conversation_as_far_as_it_fits(plain: LLM, page: Page) -> None:
+    page.focus("#race-tab")
+    page.keyboard.press("ArrowRight")
+    give(page, **FIELDS | {"max_tokens": "12"})
+    params, text = replace(PARAMS, max_tokens=12), ""
+    for count, message in enumerate(("How many", "So?"), 1):
+        page.fill("#message", message)
+        page.keyboard.press("Enter")
+        expect(page.locator(".message .figures").nth(count - 1)).to_contain_text("ended by length")
+        text += f"[user] {message}\n[assistant] "
+        said = plain.generate(text, params)[0].text
+        assert "".join(texts(page, f".message:nth-child({2 * count}) .token")) == said
+        text += f"{said}\n"
+    while not page.locator(".note").count():
+        count += 1
+        assert count < 20, "the context is never full"
+        page.fill("#message", "And what then?")
+        page.click("#send")
+        expect(page.locator(".message .figures").nth(count - 1)).to_contain_text("ended by")
+    page.fill("#message", "Still there?")
+    page.click("#send")
+    expect(page.locator(".message .figures").nth(count)).to_contain_text("ended by length")
+    assert page.locator("#error").is_hidden()
+    page.click("#clear")
+    expect(page.locator(".message")).to_have_count(0)
+
+
+def test_a_message_that_is_refused_stays_in_its_field(page: Page) -> None:
+    page.click("#chat-tab")
+    give(page, draft_len="99")
+    page.fill("#message", "How many")
+    page.click("#send")
+    expect(page.locator("#error")).to_contain_text("draft_len = 99")
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.locator("#message")).to_have_value("How many")
+
+
+def test_text_of_a_model_is_text_alone(page: Page) -> None:
+    evil = """<img src=x onerror="document.title='gone'"><script>document.title='gone'</script>"""
+    race(page, regex=evil.replace(".", r"\."))
+    expect(page.locator("#verdict")).to_contain_text("times as fast.")
+    page.click("#chat-tab")
+    page.fill("#message", evil)
+    page.click("#send")
+    expect(page.locator(".message .figures")).to_contain_text("ended by stop")
+    for shown in ("#drafted .token", "#plain .token", ".message.assistant .token", ".message.user"):
+        assert "".join(texts(page, shown)) == evil
+    assert page.locator("main img, main script").count() == 0
+    assert page.title() == "MTAD"
 
 
 def test_a_server_with_keys_is_asked_with_one(plain: LLM, browser: Browser) -> None:
     with live(own(plain), api_keys=("secret",)) as server, opened(browser, server) as page:
         expect(page.locator("#error")).to_contain_text("API key")
-        expect(page.locator("#key")).to_be_visible()
         page.fill("#key", "secret")
-        page.fill("#prompt", "S")
-        page.click("#start")
-        expect(page.locator("#plain-figures")).to_contain_text("ended by")
+        page.keyboard.press("Enter")
+        expect(page.locator("#error")).to_be_hidden()
+        race(page, max_tokens="3")
+        expect(page.locator("#verdict")).to_contain_text("times as fast.")
+
+
+def test_the_page_is_small() -> None:
+    folder = Path(__file__).parents[3] / "runtime" / "server" / "page"
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 40_000

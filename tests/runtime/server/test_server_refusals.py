@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from openai import BadRequestError, NotFoundError
 from runtime import LLM
 from tests.support.live_server import MODEL, LiveServer, ask, call, live
 from tests.support.waiting import own
+
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,8 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(
     assert error["code"]
     assert param in error["message"]
     assert len(error["message"]) < 1000
+    if isinstance(given := body.get(param), str | float) and error["code"] == "invalid_type":
+        assert repr(given) in error["message"], "the wrong value is echoed"
 
 
 def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServer) -> None:
@@ -141,6 +146,36 @@ def test_a_pair_without_a_chat_template_says_so(plain: LLM) -> None:
         with pytest.raises(BadRequestError, match=r"no chat template.*--chat-template"):
             server.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "S"}])
         assert server.client.models.retrieve(MODEL).to_dict()["mtad"]["chat"] is False
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 1 // 0 }}", "division or modulo by zero"),
+        ("{{ 10.0 ** 400 }}", "out of range"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
+        pytest.param(
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "2.0 s", marks=SLOW
+        ),
+        pytest.param("{{ ('x' * 999999) * 999999 }}", "MemoryError", marks=SLOW),
+    ],
+)
+def test_a_template_that_breaks_or_takes_too_much_is_a_400_and_others_go_on(
+    plain: LLM, template: str, words: str
+) -> None:
+    chosen = f"{{% if messages[0].content == 'bad' %}}{template}{{% endif %}}{{{{ messages[0].content }}}}"
+    with live(own(plain), chat_template=chosen) as server, ThreadPoolExecutor(12) as clients:
+
+        def ask(content: str) -> Any:
+            messages = [{"role": "user", "content": content}]
+            return server.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
+
+        bad = [clients.submit(ask, "bad") for _ in range(3 if "range" in template else 1)]
+        assert ask("S").usage.completion_tokens == 2
+        assert server.client.completions.create(model=MODEL, prompt="S", max_tokens=2).usage.completion_tokens == 2
+        for one in bad:
+            with pytest.raises(BadRequestError, match=words):
+                one.result()
 
 
 def test_a_template_that_refuses_messages_is_the_clients_error(plain: LLM) -> None:

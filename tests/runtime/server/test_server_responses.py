@@ -52,12 +52,13 @@ def test_a_response_keeps_to_the_format_that_is_asked_for(server: LiveServer) ->
 
 def test_the_events_of_a_stream_add_up_to_the_response(server: LiveServer, plain: LLM) -> None:
     expected = plain.generate("[user] How many\n[assistant] ", BASE)[0]
-    events = list(server.client.responses.create(input="How many", **ASKED, stream=True))
+    asked = ASKED | {"extra_body": {"seed": 5, "ignore_eos": True, "draft_details": True}}
+    events = list(server.client.responses.create(input="How many", **asked, stream=True))
     whole = events[-1].response
     assert sum(event.type == "response.output_text.delta" for event in events) > 1
     assert whole.output_text == expected.text
     assert [events[at].response.status for at in (0, 1, -1)] == ["in_progress", "in_progress", "incomplete"]
-    assert whole.usage.output_tokens == 16
+    assert whole.usage.output_tokens == len(whole.to_dict()["mtad"]["details"]) == 16
 
 
 def test_a_response_calls_functions(server: LiveServer, plain: LLM) -> None:

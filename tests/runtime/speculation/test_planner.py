@@ -229,7 +229,7 @@ def test_blocks_with_prompts_beside_them_teach_no_times() -> None:
     planner, world, texts = Planner(), World(gpu), texts_of(CHAIN)
     for number in range(400):
         world.block(planner, texts, 0.9, alone=number % 3 > 0)
-    for (_, length), seconds in planner._seconds.items():
+    for (_, length), seconds in planner._times._seconds.items():
         assert statistics.median(seconds) == pytest.approx(gpu(1, length))
 
 

@@ -62,10 +62,10 @@ def decided(requests: Sequence[Request], draft_probs: Tensor, greedy: bool = Fal
     each = (torch.tensor([getattr(request, name) for request in requests]) for name in names)
     filters = {f"{name}s": values.repeat_interleave(rows) for name, values in zip(names, each, strict=True)}
     own = {"batch_slot_ids": slots, "request_seeds": slots, "request_offsets": 4 * slots, "draft_probs": draft_probs}
-    own["draft_probs_last_dim"] = VOCAB
+    width = {"draft_probs_last_dim": VOCAB}
     state = {"advanced_sampling_mode": "full", "use_rejection_sampling": True, "is_all_greedy_sample": greedy}
     none = torch.zeros(int(rows.sum()))
-    meta = SimpleNamespace(**filters, **own, **state, min_ps=none)
+    meta = SimpleNamespace(**filters, **own, **width, **state, min_ps=none)
     drafts = torch.tensor([request.draft for request in requests if request.draft], dtype=torch.int32)
     begun, logits = len(requests) - len(drafts), torch.cat([request.logits for request in requests])
     found = worker._accept_draft_tokens(logits, drafts.view(-1, LEVELS), begun, len(requests), meta)

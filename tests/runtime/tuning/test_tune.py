@@ -318,8 +318,6 @@ def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(tune: Run, pa
         (["--method", "block,medusa"], "--method"),
         (["--quality-loss", "-0.1"], "--quality-loss"),
         (["--quality-loss", "nan"], "--quality-loss"),
-        (["--estimate"], "--target:"),
-        (["--estimate", "--target", "a", "--auxiliary", "b", "--params", '{"temperature": 0}'], "params temperature"),
         (["--params", "{"], "argument --params:"),
         (["--params", '{"beam_width": 2}'], "--params"),
         (["--params", '{"gamma": 2}'], "gamma"),

@@ -127,6 +127,10 @@ def test_without_triton_and_beside_a_method_of_the_host_blocks_run_there(monkeyp
     captured, other = (DecodingParams(method=method, seed=1, draft_len=4) for method in ("mtad", "traversal"))
     assert device.blocks.eager_reason(input_of([captured, captured])) is None
     assert device.blocks.eager_reason(input_of([captured, other])) == "traversal runs on the host"
+    looked_up = replace(captured, draft="lookup")
+    assert device.blocks.eager_reason(input_of([captured, looked_up])) == "drafts are looked up on the host"
+    detailed = replace(captured, draft_details=True)
+    assert device.blocks.eager_reason(input_of([captured, detailed])) == "details of drafts are read on the host"
     monkeypatch.setattr("mtad.device.launches.problem", lambda: "Triton is not installed")
     assert device.blocks.eager_reason(input_of([captured])) == "Triton is not installed"
     assert not device.blocks.records

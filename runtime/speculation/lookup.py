@@ -1,0 +1,118 @@
+"""Drafts that are looked up in a request's own text, and how long they are. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mtad.lookup import look_up
+from mtad.params import LONGEST
+from runtime.scheduler.request import Acceptance, Request
+from runtime.speculation.block_times import BlockTimes
+from runtime.speculation.planner import FIRST, DraftCosts, draft_lengths
+
+PROBE = 64
+"""Of the blocks for which drafts were found that do not pay, one in so many has one token: seconds may have changed."""
+
+
+@dataclass
+class Text:
+    """A request's tokens, prompt and answer, int64 [prompt and `max_tokens`], of which the first `count` are known.
+
+    Attributes:
+        acceptance: of drafts that were looked up in it.
+        found: what was found before the block that runs, drafted or not; [] for nothing.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    count: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    found: list[int] = field(default_factory=list)
+
+    def look_up(self, request: Request, longest: int) -> None:
+        """Find what followed in the text where its end stood before, `longest` tokens of it."""
+        known = self.count - len(request.prompt)
+        new = request.tokens[known:] if known >= 0 else request.prompt + request.tokens
+        self.tokens[self.count : self.count + len(new)] = new
+        self.count += len(new)
+        draft = np.zeros(longest, np.int64)
+        self.found = draft.tolist() if look_up(self.tokens, self.count, draft) else []
+
+
+class Lookups:
+    """Finds the drafts of requests that look them up, and cuts automatic ones to the length that pays, which may be 0.
+
+    A draft gives as many tokens as those looked up in the request's text so far promise. All that may follow the load
+    (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second by the measured seconds
+    of blocks in which the auxiliary did not run; the others go by their own text and `costs` alone.
+
+    Args:
+        longest: longest draft, in tokens.
+    """
+
+    def __init__(self, longest: int, costs: DraftCosts | None = None) -> None:
+        self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
+        self._costs = [1 + (costs or DraftCosts()).node * length for length in self._lengths]
+        self._times, self._usual, self._skipped = BlockTimes(), Acceptance(), 0
+
+    def find(self, requests: Sequence[Request]) -> list[list[int]]:
+        """What the next block drafts for each request without asking the auxiliary; [] for nothing."""
+        drafts, timed = list[list[int]](), dict[int, Text]()
+        for row, request in enumerate(requests):
+            params, draft = request.part_params, list[int]()
+            if params.looks_up:
+                room = len(request.prompt) + request.params.max_tokens
+                text = request.looked_up = request.looked_up or Text(np.zeros(room, np.int64))
+                text.look_up(request, self._lengths[-1] if params.draft_len == "auto" else params.draft_len)
+                draft = text.found[: self._longest]
+                if params.draft_len == "auto" and draft and request.params.timed:
+                    text.acceptance.usual, timed[row] = self._usual, text
+                elif params.draft_len == "auto":
+                    draft = draft[: self._best([text], 1, self._costs)]
+            drafts.append(draft)
+        length = self._common_length(len(requests), list(timed.values())) if timed else 0
+        return [draft[:length] if row in timed else draft for row, draft in enumerate(drafts)]
+
+    def observe(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int]],
+        seconds: float,
+        alone: bool,
+    ) -> None:
+        """Learn from a block.
+
+        Args:
+            drafts: what `find` returned.
+            tokens: that the block gave each row; [] where they are not kept.
+            seconds: of the whole block.
+            alone: whether nothing but the target's pass was computed; nothing is learnt from its seconds otherwise.
+        """
+        for request, draft, given in zip(requests, drafts, tokens, strict=True):
+            text = request.looked_up
+            if given and text and text.found:  # the first token of what was not drafted can be judged as well
+                kept = len(given) - 1 if draft else int(given[0] == text.found[0])
+                for own in (text.acceptance, self._usual) if request.params.timed else (text.acceptance,):
+                    own.add(kept, len(draft) or 1)
+        if any(request.looked_up for request in requests):
+            self._times.add(len(requests), max(map(len, drafts)), seconds, alone)
+
+    def _common_length(self, rows: int, texts: Sequence[Text]) -> int:
+        """The length of the drafts of texts that may follow the load, for which something was found."""
+        measured = self._times.measured(rows)
+        if len(measured) < 2:  # a line needs two lengths, one of them what drafts are compared with
+            return min(FIRST, self._lengths[-1]) if 0 in measured else 0
+        length = self._best(texts, rows, self._times.expected(rows, self._lengths))
+        self._skipped = 0 if length else self._skipped + 1
+        return length or int(self._skipped % PROBE == 0)
+
+    def _best(self, texts: Sequence[Text], rows: int, costs: Sequence[float]) -> int:
+        """The length of drafts of these texts with which all rows give the most tokens for the cost of their block."""
+        tokens = [text.acceptance.tokens(self._lengths[-1]) for text in texts]
+        gains = [sum(own[length] - 1 for own in tokens) for length in self._lengths]
+        speeds = [(rows + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
+        return self._lengths[speeds.index(max(speeds))]

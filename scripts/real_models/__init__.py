@@ -1,0 +1,1 @@
+"""Checkpoints from the hub on a GPU: speed and right answers beside other servers."""

@@ -1,0 +1,86 @@
+"""What a person at a terminal meets: conversations that go on, and failures that are one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Run, assert_refused
+from tests.support.paths import ROOT
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATE)
+    return path
+
+
+def test_a_chat_outlives_a_full_context_and_a_question_that_can_never_fit(
+    run: Run, pair_folders: Callable[[str], Path], template: Path
+) -> None:
+    questions = ["SELECT name FROM singer WHERE age > 20"] * 8
+    questions[5:5] = ["word " * 400]
+    typed = "\n".join(["/help", *questions, "/quit", "SELECT"]).encode()
+    ran = run(
+        "chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, "--system", "Be brief.", stdin=typed
+    )
+    assert ran.code == 0, ran.err
+    assert len(re.findall(r"\d+ tokens/s, [\d.]+ tokens per pass", ran.err)) == 8, "each question but one is answered"
+    assert "the context is full: the 2 oldest messages are left out" in ran.err
+    assert ran.err.count("not answered: question = ") == 1
+
+
+def test_a_cleared_chat_begins_anew(run: Run, pair_folders: Callable[[str], Path], template: Path) -> None:
+    def answers(typed: str) -> list[str]:
+        options = ("--chat-template", template, *OPTIONS)
+        return run("chat", pair_folders("torch"), *options, stdin=typed.encode()).out.splitlines()
+
+    cleared, alone = answers("How many?\n/clear\nWhere?"), answers("Where?")
+    assert cleared[-len(alone) :] == alone
+    assert answers("How many?\nWhere?")[-len(alone) :] != alone, "otherwise the conversation counts"
+
+
+def test_rows_that_no_machine_holds_are_refused_before_they_are_allocated(
+    run: Run, pair_folders: Callable[[str], Path]
+) -> None:
+    ran = run("generate", pair_folders("onnx"), "S", "--rows", "100000000", "--provider", "cpu")
+    assert_refused(ran, "generate", "this machine has")
+    assert "export again" not in ran.err
+    paged = run("generate", pair_folders("onnx"), "S", "--rows", "100000000", "--provider", "openvino")
+    assert_refused(paged, "generate", "--rows = 100000000: Unable to allocate")
+
+
+def test_bytes_that_are_no_text_are_refused_as_an_argument(run: Run, tmp_path: Path) -> None:
+    assert_refused(run("generate", tmp_path, os.fsdecode(b"ab\xff")), "generate", "is not UTF-8")
+
+
+@pytest.mark.parametrize("command", ["generate", "inspect", "check", "serve"])
+def test_a_file_is_not_called_a_missing_folder(run: Run, command: str, template: Path) -> None:
+    assert_refused(run(command, template), command, "a file, not a folder")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.4, 1.2])
+def test_an_interrupt_while_libraries_load_is_one_line(seconds: float, tmp_path: Path) -> None:
+    demo = ROOT / "scripts" / "demo" / "pair"
+    words = ("export", tmp_path / "pair", "--target", demo / "target", "--auxiliary", demo / "auxiliary")
+    command = [sys.executable, "-m", "runtime.commands.main", *map(str, words)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert re.fullmatch(r"mtad( export)?: interrupted\n", said), said
+    assert list(tmp_path.iterdir()) == []

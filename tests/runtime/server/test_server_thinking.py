@@ -1,0 +1,102 @@
+"""Thoughts over HTTP: apart from the answer, whole and streamed alike, and switched by the template's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime import LLM, DecodingParams
+from tests.support.live_server import MODEL, LiveServer, call, live
+from tests.support.waiting import own
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}({{ m.reasoning_content }}) {% endif %}"
+    "{{ m.content }}\n{% endfor %}[assistant] "
+    "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
+)
+MESSAGES: Any = [{"role": "user", "content": "How many"}]
+THINKING: Any = {
+    "thinking_tags": ["<think>", "</think>"],
+    "thinking_method": "mtad",
+    "thinking_token_budget": 9,
+    "draft_len": 4,
+}
+ASKED: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def server(plain: LLM) -> Iterator[LiveServer]:
+    with live(own(plain), chat_template=TEMPLATE) as running:
+        yield running
+
+
+def test_thoughts_are_apart_from_the_answer_whole_and_streamed(server: LiveServer, plain: LLM) -> None:
+    params = DecodingParams.from_dict({**THINKING, "max_tokens": 24, "seed": 3})
+    (expected,) = plain.generate("[user] How many\n[assistant] <think>", params)
+    whole = server.client.chat.completions.create(**ASKED, extra_body=THINKING)
+    message, usage = whole.choices[0].message, whole.usage
+    assert (message.reasoning_content, message.content) == (expected.reasoning, expected.answer)
+    assert expected.reasoning
+    assert expected.answer
+    assert usage.completion_tokens_details.reasoning_tokens == expected.statistics.thinking_tokens > 9
+    assert usage.mtad["thinking_passes"] == expected.statistics.thinking_passes
+    assert not usage.mtad["lossless"]
+    chunks = [
+        c.choices[0].delta for c in server.client.chat.completions.create(**ASKED, extra_body=THINKING, stream=True)
+    ]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in chunks) == expected.reasoning
+    assert "".join(delta.content or "" for delta in chunks) == expected.answer
+
+
+def test_a_grammar_holds_for_the_answer_alone(server: LiveServer) -> None:
+    asked = {**THINKING, "regex": "[a-z]{3,8}"}
+    message = server.client.chat.completions.create(**ASKED, extra_body=asked).choices[0].message
+    assert message.content.isalpha()
+    assert message.reasoning_content
+
+
+def test_the_template_is_told_how_much_to_think(server: LiveServer, plain: LLM) -> None:
+    def prompt(**given: Any) -> str:
+        asked = {**ASKED, "max_tokens": 1, "return_token_ids": True, **given}
+        status, _, answer = call(server, "POST", "/v1/chat/completions", asked)
+        assert status == 200, answer
+        text = plain.pair.tokenizer.decode(answer["choices"][0]["prompt_token_ids"])
+        return str(text).partition("\n")[2]
+
+    assert prompt() == prompt(reasoning_effort="low") == "[assistant] <think>"
+    assert prompt(reasoning_effort="none") == "[assistant] "
+    assert prompt(chat_template_kwargs={"enable_thinking": False}) == "[assistant] "
+    assert prompt(chat_template_kwargs={"enable_thinking": True}, reasoning_effort="none") == "[assistant] <think>"
+    before = [*MESSAGES, {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}, *MESSAGES]
+    assert prompt(messages=before).startswith("[assistant] (1 + 2) 3\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"chat_template_kwargs": {"depth": 3}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
+        ({"thinking_method": "mtad"}, "thinking_method"),
+        ({"thinking_tags": ["<think>"]}, "thinking_tags"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(server: LiveServer, given: Any, param: str) -> None:
+    status, _, answer = call(server, "POST", "/v1/chat/completions", {**ASKED, **given})
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_a_response_has_an_item_for_the_thought_and_takes_it_back(server: LiveServer) -> None:
+    asked: Any = {"model": MODEL, "input": "How many", "max_output_tokens": 24, "extra_body": {"seed": 3, **THINKING}}
+    message = server.client.chat.completions.create(**ASKED, extra_body=THINKING).choices[0].message
+    answer = server.client.responses.create(**asked)
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.output[0].content[0].text == message.reasoning_content
+    assert answer.output_text == message.content
+    events = list(server.client.responses.create(**asked, stream=True))
+    assert events[-1].response.output[0].content[0].text == message.reasoning_content
+    assert "response.reasoning_text.done" in [event.type for event in events]
+    again = [{"role": "user", "content": "How many"}, *answer.to_dict()["output"], {"role": "user", "content": "So?"}]
+    assert server.client.responses.create(**{**asked, "input": again}).output

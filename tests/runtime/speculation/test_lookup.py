@@ -1,0 +1,80 @@
+"""Looked-up drafts: never slower than none, as long as they pay, and with a seed the same whatever the clock says.
+
+Blocks are simulated, as in `test_planner`: seconds from a formula, and the text that the target would write anyway.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from mtad.params import DecodingParams
+from runtime.scheduler.request import Request
+from runtime.speculation.lookup import Lookups
+from tests.runtime.speculation.test_planner import cpu, gpu
+
+Text = Callable[[random.Random, list[int]], int]
+"""The next token of a text."""
+
+
+def repeats(chance: random.Random, text: list[int]) -> int:
+    """Of twenty tokens nineteen are those of a text that was there before."""
+    return text[len(text) - 100] if chance.random() < 0.95 else 99
+
+
+def rambles(chance: random.Random, text: list[int]) -> int:
+    """Whatever stands at the end stood somewhere before, and nothing follows from it."""
+    return chance.randrange(6)
+
+
+def decode(
+    following: Text, cost: Callable[[int, int], float], rows: int = 2, blocks: int = 1500, **params: object
+) -> tuple[float, float, list[int]]:
+    """Simulated seconds, the same without drafts, and the lengths of the drafts, of greedy texts."""
+    lookups, clock, longest = Lookups(16), 0.0, list[int]()
+    own = DecodingParams.from_dict({"draft": "lookup", "max_tokens": 30_000, **params})
+    chances = [random.Random(row) for row in range(rows)]
+    texts = [Request(row, [chances[row].randrange(6) for _ in range(120)], own, 1) for row in range(rows)]
+    jitter, tokens = random.Random(9), 0
+    for _ in range(blocks):
+        given = list[list[int]]()
+        drafts = lookups.find(texts)
+        for chance, request, draft in zip(chances, texts, drafts, strict=True):
+            given.append([])
+            for place in range(len(draft) + 1):
+                given[-1].append(following(chance, request.prompt + request.tokens))
+                request.tokens.append(given[-1][-1])
+                if place == len(draft) or given[-1][-1] != draft[place]:
+                    break
+            tokens += len(given[-1])
+        longest.append(max(map(len, drafts)))
+        seconds = cost(rows, longest[-1])
+        clock += seconds
+        lookups.observe(texts, drafts, given, seconds * jitter.lognormvariate(0, 0.1), True)
+    return clock, tokens / rows * cost(rows, 0), longest
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("cost", [cpu, gpu])
+def test_drafts_that_do_not_pay_stop(cost: Callable[[int, int], float], rows: int) -> None:
+    clock, plain, lengths = decode(rambles, cost, rows)
+    assert clock < 1.02 * plain
+    assert cost is gpu or sum(lengths[500:]) / 1000 < 0.5
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("cost", [cpu, gpu])
+def test_drafts_that_pay_are_as_long_as_they_pay(cost: Callable[[int, int], float], rows: int) -> None:
+    clock, plain, _ = decode(repeats, cost, rows, blocks=400)
+    fixed = [decode(repeats, cost, rows, 400, draft_len=length) for length in (1, 2, 4, 8, 16)]
+    assert plain / clock > 0.97 * max(other / seconds for seconds, other, _ in fixed)
+    assert plain / clock > 1.02
+
+
+def test_with_a_seed_drafts_follow_the_text_alone() -> None:
+    found = [decode(repeats, cost, blocks=100, seed=1)[2] for cost in (cpu, gpu)]
+    assert found[0] == found[1]
+    assert max(found[0]) > 4
+    assert max(decode(repeats, gpu, blocks=100, draft_len=3)[2]) == 3

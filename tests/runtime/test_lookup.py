@@ -1,0 +1,157 @@
+"""Looked-up drafts in the loop, and a pair without an auxiliary."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from engines.folder import open_engine, read_json, write_json
+from engines.placement import Placement
+from mtad.errors import InvalidInput
+from mtad.methods import METHODS
+from runtime import LLM, DecodingParams, RuntimeConfig
+from runtime.decoder.block import Block, BlockInput
+from runtime.pair import store_costs
+from tests.support.commands import Run, assert_refused
+
+REPEATED = [list(range(40, 60)) * 3, [5, 6, 7] * 12, [*range(90, 120), *range(90, 100)], "where do they live? " * 4]
+"""Prompts in whose text something is found from the first block on."""
+BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
+
+pytestmark = pytest.mark.usefixtures("idle_afterwards")
+
+
+@pytest.fixture(scope="module")
+def llm(plain: LLM) -> LLM:
+    return plain
+
+
+@pytest.fixture(scope="module")
+def lone(pair_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target of the pair alone, as an export without an auxiliary writes it."""
+    folder = tmp_path_factory.mktemp("lone")
+    shutil.copytree(pair_folders("onnx") / "target", folder / "target")
+    write_json(folder / "pair.json", read_json(pair_folders("onnx"), "pair.json") | {"engines": ["target"]})
+    return folder
+
+
+@pytest.mark.parametrize("draft", ["lookup", "lookup+model"])
+@pytest.mark.parametrize("method", ["block", "traversal", "budget"])
+def test_greedy_tokens_are_those_of_the_target_alone(llm: LLM, draft: str, method: str) -> None:
+    greedy = replace(BASE, temperature=0.0, seed=None)
+    expected = llm.generate(REPEATED, replace(greedy, method="sample"))
+    for length in ("auto", 3):
+        own = DecodingParams.from_dict({"method": method, "draft": draft, "draft_len": length}, greedy)
+        found = llm.generate(REPEATED, own)
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert length == "auto" or sum(one.statistics.accepted for one in found) > 4
+
+
+def test_a_row_that_looks_up_alone_never_runs_the_auxiliary(llm: LLM) -> None:
+    with patch.object(llm.pair.auxiliary, "enqueue", wraps=llm.pair.auxiliary.enqueue) as step:
+        params = replace(BASE, method="mmtad", draft="lookup", accept_threshold=0.0, draft_len=4)
+        results = llm.generate(REPEATED, params)
+        assert sum(one.statistics.accepted for one in results) > 10
+        assert not step.called
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_looked_up_keeps_to_constraints(llm: LLM, temperature: float) -> None:
+    """What the prompts repeat is forbidden by a regular expression, or a banned word."""
+    methods = [name for name, method in METHODS.items() if method.form]
+    base = replace(BASE, temperature=temperature, draft="lookup", draft_len=4)
+    for forbids in ({"regex": "[0-9 ]{60}", "ignore_eos": False}, {"bad_words": ("x", "y")}):
+        asked = [DecodingParams.from_dict({**forbids, "method": name}, base) for name in methods]
+        results = llm.generate(["1 2 x 1 2 y 1 2 x 1 2 y 1 2"] * len(methods), asked)
+        assert sum(one.statistics.drafted for one in results) > 20
+        for name, one in zip(methods, results, strict=True):
+            assert not set("xy").intersection(one.text), (name, one.text)
+            assert "regex" not in forbids or not one.text.strip("0123456789 "), (name, one.text)
+
+
+def mixed() -> list[DecodingParams]:
+    """Rows that look up beside rows that do not, each of another method."""
+    drafts = [("block", "lookup"), ("mtad", "lookup+model"), ("traversal", "lookup+model"), ("mmtad", None)]
+    drafts += [("mmtad_sample", "lookup"), ("budget", "lookup+model"), ("sample", "lookup"), ("bild", "lookup")]
+    lengths = ("auto", 3, "auto", 5, 2, "auto", "auto", 6)
+    each = enumerate(zip(drafts, lengths, strict=True))
+    return [replace(BASE, method=m, draft=d, draft_len=n, seed=i) for i, ((m, d), n) in each]  # type: ignore[arg-type]
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch_also_where_drafts_are_looked_up(llm: LLM) -> None:
+    prompts = [REPEATED[number % len(REPEATED)] for number in range(len(mixed()))]
+    alone = [llm.generate([prompt], params)[0] for prompt, params in zip(prompts, mixed(), strict=True)]
+    together = llm.generate(prompts, mixed())
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert [one.logprobs for one in together] == [one.logprobs for one in alone]
+    assert sum(one.statistics.accepted for one in alone) > 20
+
+
+def test_the_auxiliary_catches_up_with_what_was_looked_up_before_it_drafts_again(
+    llm: LLM, pair_folders: Callable[[str], Path]
+) -> None:
+    """An auxiliary that is the target's twin drafts what the target says, as long as its cache is right."""
+    twin = open_engine(pair_folders("onnx") / "target", Placement(threads=1))
+    both = LLM(replace(llm.pair, auxiliary=twin), RuntimeConfig(max_draft_len=8, max_beam_width=8))
+    blocks: list[Block] = []
+    run = both.runner.run
+
+    def record(given: BlockInput) -> Block:
+        blocks.append(run(given))
+        return blocks[-1]
+
+    with patch.object(both.runner, "run", record):
+        both.generate(REPEATED, replace(BASE, method="block", temperature=0.0, draft="lookup+model", draft_len=4))
+    rows = [(block, row) for block in blocks for row in range(len(block.tokens))]
+    drawn = [len(block.tokens[row]) for block, row in rows if block.given.params[row].uses_model]
+    assert len(rows) - len(drawn) > 10, "hardly anything was looked up"
+    assert len(drawn) > 5
+    assert set(drawn) == {5}
+
+
+def test_a_pair_without_an_auxiliary_decodes_as_the_target_does(lone: Path, llm: LLM) -> None:
+    store_costs(lone)
+    alone = LLM(lone, RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
+    assert read_json(lone, "pair.json")["costs"]["level"] == 0.0
+    assert alone.memory.row == llm.memory.row - llm.pair.auxiliary.spec.kv_bytes // llm.pair.auxiliary.spec.rows
+    for method in ("block", "mtad"):
+        params = replace(BASE, method=method, draft_len=4)
+        expected = llm.generate(REPEATED, replace(params, draft="lookup"))
+        assert [one.token_ids for one in alone.generate(REPEATED, params)] == [one.token_ids for one in expected]
+    for draft in ("model", "lookup+model"):
+        with pytest.raises(InvalidInput, match="no auxiliary"):
+            alone.generate("S", replace(BASE, draft=draft))  # type: ignore[arg-type]
+    alone.loop.check_integrity()
+
+
+def test_a_target_alone_is_exported(run: Run, checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    target = checkpoints[0]
+    asked = run("generate", target, "where do they live? where do", "--max-tokens", 4, "--threads", 1)
+    assert (asked.code, "auxiliary: none" in asked.err) == (0, True)
+    (folder,) = (Path(line.removeprefix("pair: ")) for line in asked.err.splitlines() if line.startswith("pair: "))
+    assert read_json(folder, "pair.json")["engines"] == ["target"]
+    assert {path.name for path in folder.iterdir()} == {"pair.json", "target"}
+    assert run("check", folder).code == 0
+    for option in (
+        ["--auxiliary-precision", "float16"],
+        ["--defaults", '{"draft": "model"}'],
+        ["--to", "tensorrt-llm"],
+    ):
+        assert_refused(run("export", tmp_path / "pair", "--target", target, *option), "export", "auxiliary")
+    assert "102,720" not in run("export", tmp_path / "pair", "--target", target, "--dry-run").out
+    assert_refused(run("generate", tmp_path / "nothing", "S"), "generate", "no such folder")
+
+
+def test_commands_take_a_pair_without_an_auxiliary(lone: Path, run: Run, checkpoints: tuple[Path, Path]) -> None:
+    assert "auxiliary" not in run("inspect", lone).out
+    assert run("check", lone, "--checkpoint", checkpoints[0]).code == 2, "it works on one engine"
+    asked = run("generate", lone, "S", "--max-tokens", 4, "--threads", 1)
+    assert (asked.code, asked.err.count("error")) == (0, 0)
+    assert_refused(run("generate", lone, "S", "--draft", "model"), "generate", "no auxiliary")
+    write_json(lone / "pair.json", read_json(lone, "pair.json") | {"engines": ["auxiliary"]})
+    assert_refused(run("inspect", lone), "inspect", "engines")

@@ -1,0 +1,87 @@
+"""The comparison on real checkpoints, with the demo pair in their place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from mtad.errors import InvalidInput
+from scripts.real_models import __main__ as real_models
+from scripts.real_models import benchmarks, systems
+from tests.support.paths import ROOT
+
+HUMAN_EVAL = {
+    "prompt": "from typing import List\n\n\ndef total(xs: List[float]) -> float:\n    '''The sum.'''\n",
+    "entry_point": "total",
+    "test": "import numpy as np\n\ndef check(candidate):\n    assert np.allclose(candidate([0.1, 0.2]), 0.3)\n",
+}
+GSM8K = {"question": "How many?", "answer": "2 and 3 are 5.\n#### 1,005"}
+
+
+def write(folder: Path, name: str, *lines: object) -> None:
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.slow
+def test_the_quick_run_has_the_schema_and_names_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(real_models, "ROOT", tmp_path)
+    command = ["real_models", "--pairs", "demo", "--quick", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    real_models.main()
+    found = json.loads((tmp_path / "real-models.json").read_text())
+    jsonschema.validate(found, json.loads((ROOT / "docs" / "real-models.schema.json").read_text()))
+    own = found["figures"]["pairs"]["demo"]["systems"]
+    assert list(own) == ["sample", "block", "budget", "mtad"]
+    for benchmark in own.values():
+        assert set(benchmark) == {"demo"}
+        assert {load: one["questions"] for load, one in benchmark["demo"].items()} == {"1": 4, "4": 4}
+        assert all(one["tokens"] > 4 for one in benchmark["demo"].values())
+
+
+def test_a_program_is_right_if_it_stands_its_tests(tmp_path: Path) -> None:
+    write(tmp_path, "humaneval-plus", HUMAN_EVAL)
+    try:
+        (question,) = benchmarks.load("humaneval-plus", tmp_path)
+    except InvalidInput as error:
+        pytest.skip(str(error))
+    assert question.right is not None
+    body = "def total(xs):\n    return sum(xs)\n"
+    assert question.right(f"Here it is:\n```python\n{body}```\nDone.")
+    assert question.right(HUMAN_EVAL["prompt"] + "    return sum(xs)\n")
+    assert not question.right(f"```python\n{body.replace('sum(xs)', '0.0')}```")
+    assert not question.right("I cannot.")
+
+
+def test_the_last_number_of_an_answer_counts(tmp_path: Path) -> None:
+    write(tmp_path, "gsm8k", GSM8K)
+    (question,) = benchmarks.load("gsm8k", tmp_path)
+    assert question.right is not None
+    assert question.right("First 7, so it is\n1005.00")
+    assert not question.right("1005 or 7")
+    assert not question.right("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("gsm8k", "no gsm8k.jsonl"), ("mmlu", "give some of"), ("mt-bench", "not the")]
+)
+def test_a_benchmark_that_cannot_be_read_is_refused_before_anything_is_measured(
+    name: str, words: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "mt-bench", {"question_id": 1})
+    with pytest.raises(InvalidInput, match=words):
+        benchmarks.load(name, tmp_path)
+
+
+def test_peers_serve_the_same_target_and_draft_with_the_same_auxiliary() -> None:
+    pair = systems.PAIRS["qwen3"]
+    alone, auxiliary, eagle = systems.peers(pair)
+    assert all(one.command[3:6] == ("vllm", "serve", pair.target) for one in (alone, auxiliary, eagle))
+    assert "--speculative-config" not in alone.command
+    assert pair.auxiliary in str(auxiliary.command)
+    assert '"method": "eagle3"' in str(eagle.command)
+    assert len(systems.peers(systems.PAIRS["coder"])) == 2, "without an EAGLE-3 head"
