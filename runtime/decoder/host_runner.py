@@ -127,7 +127,7 @@ class HostRunner:
         inputs = self.auxiliary.inputs(count, 2, end, 1)
         self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
-            logits = self.auxiliary.run(inputs)
+            logits = self.auxiliary.run(inputs, int(trees.starts[:, max(level - 1, 0)].max()))
             if constraints:
                 first = trees.starts[:, max(level - 1, 0)] if level else np.full(count, -1)
                 after = first[:, None] + np.arange(logits.shape[1])
