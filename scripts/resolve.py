@@ -72,7 +72,7 @@ LIBRARIES = {"10.14.1.48.post1": "Requires-Dist: cuda-toolkit[cudart]<14,>=13\n"
 def requirements(name: str, version: str, machine: str) -> list[Requirement]:
     """What one package requires, by uv's cache."""
     msgpack: Any = import_module("msgpack")
-    found = [LIBRARIES[version].removeprefix("Requires-Dist: ")] if name == "tensorrt-cu13-libs" else None
+    found = [LIBRARIES[version].removeprefix("Requires-Dist: ").strip()] if name == "tensorrt-cu13-libs" else None
     for file in sorted(CACHE.glob(f"wheels-*/pypi/{name}/*.msgpack")):
         unpacker = msgpack.Unpacker(strict_map_key=False)
         unpacker.feed(file.read_bytes())
