@@ -64,7 +64,7 @@ class Lookups:
         for row, request in enumerate(requests):
             params, draft = request.part_params, list[int]()
             if params.looks_up:
-                room = len(request.prompt) + request.params.max_tokens
+                room = len(request.prompt) + request.max_tokens
                 text = request.looked_up = request.looked_up or Text(np.zeros(room, np.int64))
                 text.look_up(request, self._lengths[-1] if params.draft_len == "auto" else params.draft_len)
                 draft = text.found[: self._longest]
