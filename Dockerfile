@@ -1,4 +1,4 @@
-# The HTTP server, on a CPU: docs/deployment.md says how it is built and run, and what to change for a GPU.
+# The HTTP server: docs/deployment.md says how it is built and run, on a CPU and on a GPU.
 FROM python:3.11-slim
 # an index with PyTorch's builds for CPUs; without it, pip takes the build for CUDA
 ARG TORCH_INDEX=
@@ -8,8 +8,10 @@ COPY engines engines
 COPY export export
 COPY mtad mtad
 COPY runtime runtime
+# with CUDA, Triton compiles its launcher in C at its first launch
 RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '.[serve]' \
-    && useradd --create-home mtad
+    && if [ -z "$TORCH_INDEX" ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev; fi \
+    && rm -rf /var/lib/apt/lists/* && useradd --create-home mtad
 USER mtad
 WORKDIR /home/mtad
 # the decoding rules, for CPUs of the kind that builds the image; others compile them once more, when they start

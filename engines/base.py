@@ -90,6 +90,8 @@ class Step:
         write_at: int64 [R], first KV column written; S columns are written, padding counted.
         mask: bool [R, 1, S, L], the columns each token attends to, explicit always; L <= capacity, multiple of 64.
         keep: int64 [N], which of the S positions need logits; may be empty.
+        drafted: columns right before `write_at` that hold nodes of the same draft, which `mask` may hide from some
+            tokens, of the row with most of them. All columns before those are seen by every token.
         first_row: cache row of the step's row 0; the step runs over rows first_row .. first_row + R - 1.
         out: float [R, N, V] of the engine's dtype, where the engine may write the logits (callers go by what `step`
             returns); None for new memory. A step with an `out` is expected to come again in the same memory, so an
@@ -103,6 +105,7 @@ class Step:
     keep: Tensor
     first_row: int = 0
     out: Tensor | None = None
+    drafted: int = 0
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -128,10 +131,13 @@ class Engine(ABC):
         capturable: whether `enqueue` may be recorded inside a larger CUDA graph: it takes tensors on the cache's device
             and launches the same work for the same shapes, without waiting for the device.
         reads_mask: whether a step reads all columns of its mask; else those that its rows hold, however long the mask.
+        max_tokens: of each row of a step with a tree, at most: of a level with those before it, or of the root and all
+            nodes that are scored; None for any number.
     """
 
     capturable: ClassVar[bool] = False
     reads_mask: bool = True
+    max_tokens: int | None = None
 
     def __init__(self, spec: EngineSpec, cache: KvCache) -> None:
         self.spec, self.cache = spec, cache

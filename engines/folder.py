@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.base import KV_PAGE, Engine, EngineSpec
-from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS
+from engines.kinds import ATTENTION, FORMATS, PRECISIONS
 from engines.memory import format_bytes
 from engines.onnx.shapes import check_graph
 from engines.placement import ONE_CORE, Placement
@@ -98,9 +98,6 @@ def read_spec(folder: Path) -> EngineSpec:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
     values = read_json(folder, "engine.json")
-    if values.get("format") in EXTERNAL:
-        problem = "an engine of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
-        raise InvalidInput("engine.json format", values["format"], problem)
     described = {field.name: field.default for field in fields(EngineSpec)}
     values = {name: default for name, default in described.items() if default is not MISSING} | values
     if wrong := sorted(values.keys() ^ described.keys()):

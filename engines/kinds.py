@@ -57,6 +57,7 @@ class Kind:
         capturable: whether its steps can be part of a captured block on a GPU.
         drafters: providers on each of which an auxiliary is timed, where this one is asked for; the fastest runs it.
         compiler: the Python module that builds and runs its plans.
+        compiles: what its plans are made of.
         ahead_of_time: whether plans are built without a GPU, for the compute capabilities that are given; else on the
             GPU that is to run them.
     """
@@ -74,7 +75,13 @@ class Kind:
     capturable: bool = False
     drafters: tuple[str, ...] = ()
     compiler: str = ""
+    compiles: Literal["graph", "checkpoint"] = "graph"
     ahead_of_time: bool = False
+
+    @property
+    def of_graph(self) -> bool:
+        """Whether a graph is traced for it: what it holds is one, or is made of one."""
+        return self.stored == "graph" or (self.stored == "plan" and self.compiles == "graph")
 
     def open(self, folder: Path, spec: EngineSpec, placement: Placement) -> Engine:
         """Open a folder of this kind; what only this kind needs is imported now."""
@@ -130,13 +137,20 @@ KINDS = (
     ),
     _PLAN,
     replace(_PLAN, format="tensorrt-rtx", compiler="tensorrt_rtx", ahead_of_time=True),
+    replace(
+        _PLAN,
+        format="tensorrt-llm",
+        opener="engines.tensorrt_llm.engine:open_tensorrt_llm",
+        dtypes=("float16", "bfloat16"),
+        precisions=("float16", "bfloat16"),
+        paged=True,
+        capturable=True,
+        compiles="checkpoint",
+    ),
 )
 
 FORMATS = {kind.format: kind for kind in KINDS}
 """A kind of each format, for what all kinds of the format share: all but provider, devices, dtypes and options."""
-
-EXTERNAL = ("tensorrt-llm",)
-"""Formats that an export writes, and whose engines another library steps."""
 
 GRAPH = _GRAPH.format
 """The format that plans and quantized engines are made from."""

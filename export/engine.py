@@ -50,8 +50,18 @@ def write_engine(
     progress: Callable[[str], None],
 ) -> None:
     """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
+    kind, weights = FORMATS[spec.format], checkpoint.weights()
+    if kind.compiles == "checkpoint":
+        from export.tensorrt_llm import build as library
+
+        progress(f"{checkpoint.name}: build")
+        library.build_plan(folder, checkpoint, spec)
+        tokenizer.save_pretrained(folder)
+        progress(f"{checkpoint.name}: verify")
+        verify(open_model(folder, spec), expectation(checkpoint.empty("float32"), weights, spec))
+        return
     progress(f"{checkpoint.name}: export")
-    weights, is_graph = checkpoint.weights(), FORMATS[spec.format].stored != "checkpoint"
+    is_graph = kind.of_graph
     if is_graph:
         trace(checkpoint, weights, spec, folder / "model.onnx")
     else:

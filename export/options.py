@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from engines.kinds import ATTENTION, EXTERNAL, FORMATS, PRECISIONS, QUANTIZED, STATIC
+from engines.kinds import ATTENTION, FORMATS, PRECISIONS, QUANTIZED, STATIC
 from mtad.errors import InvalidInput, no_folder
 from mtad.params import DecodingParams
 
@@ -34,14 +34,13 @@ class ExportOptions:
             few neutral texts of ours, of which the report says so; int8-static and fp8 need text like that in
             production, since their scales follow from it.
         format: onnx for ONNX Runtime, torch for the reference engine, tensorrt for the GPU of this machine,
-            tensorrt-rtx for GPUs of the compute capabilities given; tensorrt-llm for that library's engines, which
-            `export.tensorrt_llm` builds.
+            tensorrt-rtx for GPUs of the compute capabilities given; tensorrt-llm for that library's plans.
         attention: operator, or decomposed for runtimes that do not know the operators of opset 24.
         compute_capabilities: of tensorrt-rtx, such as 8.6; by default, all that it knows.
         defaults: decoding parameters to put into pair.json, over what the target's generation_config.json recommends.
 
     Raises:
-        InvalidInput: a value is not usable, whatever the checkpoints are; `EXTERNAL` formats have checks of their own.
+        InvalidInput: a value is not usable, whatever the checkpoints are.
     """
 
     target: str
@@ -66,8 +65,8 @@ class ExportOptions:
             raise InvalidInput("rows", self.rows, "give at least 1")
         if self.capacity is not None and (self.capacity < 2 * KV_PAGE or self.capacity % KV_PAGE):
             raise InvalidInput("capacity", self.capacity, f"give a multiple of {KV_PAGE}, at least {2 * KV_PAGE}")
-        if self.format not in (*FORMATS, *EXTERNAL):
-            raise InvalidInput("to", self.format, f"choose one of {', '.join((*FORMATS, *EXTERNAL))}")
+        if self.format not in FORMATS:
+            raise InvalidInput("to", self.format, f"choose one of {', '.join(FORMATS)}")
         for name in ("target", "auxiliary") if self.auxiliary is not None else ("target",):
             source = getattr(self, name)
             named = source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).is_file()
@@ -80,8 +79,6 @@ class ExportOptions:
                     raise InvalidInput(name, value, "there is no auxiliary; leave it out")
             if params.draft is not None and params.uses_model:
                 raise InvalidInput("defaults draft", params.draft, "there is no auxiliary; give lookup")
-        if self.format in EXTERNAL:
-            return
         kind = FORMATS[self.format]
         for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=False):
             self._check_precision(name, value)
@@ -90,8 +87,8 @@ class ExportOptions:
         if self.calibration is None and any(value in STATIC for value in self.precisions):
             problem = "give text like that in production: the scales of int8-static and fp8 follow from it"
             raise InvalidInput("calibration", None, problem)
-        if self.attention not in ATTENTION or (kind.stored == "checkpoint" and self.attention != ATTENTION[0]):
-            problem = f"choose one of {', '.join(ATTENTION)}; a checkpoint (--to torch) has only the first"
+        if self.attention not in ATTENTION or (not kind.of_graph and self.attention != ATTENTION[0]):
+            problem = f"choose one of {', '.join(ATTENTION)}; what is no graph has only the first"
             raise InvalidInput("attention", self.attention, problem)
         if self.compute_capabilities and kind.stored != "plan":
             given, able = " ".join(self.compute_capabilities), [name for name in FORMATS if FORMATS[name].ahead_of_time]
@@ -100,7 +97,7 @@ class ExportOptions:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Of the target and of the auxiliary, if there is one."""
-        precision = self.precision or (FORMATS[self.format].precisions[0] if self.format in FORMATS else "float32")
+        precision = self.precision or FORMATS[self.format].precisions[0]
         return (precision,) if self.auxiliary is None else (precision, self.auxiliary_precision or precision)
 
     @property

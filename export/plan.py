@@ -14,13 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from engines.base import KV_PAGE, EngineSpec
 from engines.folder import vocabulary_hash
-from engines.kinds import EXTERNAL, FORMATS, STATIC
+from engines.kinds import FORMATS, STATIC
 from export.checkpoint.checkpoint import Checkpoint, find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
-from mtad.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,6 @@ def plan_pair(
     Raises:
         InvalidInput: something is wrong with it.
     """
-    if options.format in EXTERNAL:
-        raise InvalidInput("to", options.format, "export.tensorrt_llm.build builds its engines")
     fields = zip(("precision", "auxiliary_precision"), options.precisions, strict=False)
     optimizers = [{"nvidia-modelopt": optimizer_version(*one)} if one[1] in STATIC else {} for one in fields]
     rows, capacity, format = options.rows, options.capacity, options.format
@@ -69,7 +66,11 @@ def plan_pair(
     for model, own, optimizer in zip(models, options.precisions, optimizers, strict=True):
         spec = model.spec(rows, capacity, own, format)
         spec = replace(spec, attention=options.attention, versions={**spec.versions, **optimizer})
-        if FORMATS[format].stored == "plan":
+        if FORMATS[format].compiles == "checkpoint":
+            from export.tensorrt_llm import build
+
+            spec = replace(spec, plan=build.plan_for(spec, model))
+        elif FORMATS[format].stored == "plan":
             from export.tensorrt import plan_for
 
             spec = replace(spec, plan=plan_for(format, spec, options.compute_capabilities))

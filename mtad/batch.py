@@ -46,7 +46,6 @@ class ScoredTrees(NamedTuple):
     tokens: Ints
     parents: Ints
     depths: Ints
-    log_q: Reals
     drafted: Bools
     ends: Bools
     bounds: Reals
@@ -58,9 +57,9 @@ class ScoredTrees(NamedTuple):
     def empty(cls, rows: int, nodes: int, draft_len: int) -> ScoredTrees:
         """Memory for so many nodes per row."""
         whole, flags = np.zeros((4, rows, nodes), np.int64), np.zeros((2, rows, nodes), np.bool_)
-        bounds, log_q = np.zeros((rows, draft_len + 1)), np.full((rows, nodes), -math.inf)
+        bounds = np.zeros((rows, draft_len + 1))
         counts, longest = np.zeros((2, rows), np.int64)
-        return cls(whole[0], whole[1], whole[2], log_q, flags[0], flags[1], bounds, whole[3], counts, longest)
+        return cls(whole[0], whole[1], whole[2], flags[0], flags[1], bounds, whole[3], counts, longest)
 
 
 class Decisions(NamedTuple):

@@ -96,7 +96,7 @@ def select_nodes(rows, levels, trees, is_end, scored):
             scored.depths[r, at] = level + 1 if row.tree else at + 1
             scored.parents[r, at] = tree.parents[node] if row.tree else at - 1
             token = tree.tokens[node] if node >= 0 else 0
-            scored.tokens[r, at], scored.log_q[r, at] = token, tree.log_q[node] if node >= 0 else NEVER
+            scored.tokens[r, at] = token
             scored.drafted[r, at] = node >= 0 and tree.drafted[node]
             scored.ends[r, at] = node >= 0 and row.stops_at_eos and is_end[token]
 
@@ -118,9 +118,7 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
         kept = max(kept, min(rows[r].top_k, vocab))
     ids, log_p = np.empty((places, kept), np.int32), np.empty((places, kept), np.float32)
     counts, numbers = np.empty(places, np.int64), np.zeros(max(places, 1), np.float32)
-    bonus = Bonus(
-        np.empty(kept, np.int32), np.empty(kept, np.float32), np.zeros(1, np.int64), np.zeros(places), np.zeros(1)
-    )
+    bonus = Bonus(np.empty(kept, np.int32), np.empty(kept, np.float32), np.zeros(1, np.int64), np.zeros(places))
     for r in range(first, last):
         row, count = rows[r], scored.counts[r]
         counts[:], decisions.lengths[r] = -1, 0
@@ -132,7 +130,6 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
             scored.tokens[r, :count],
             scored.parents[r, :count],
             scored.depths[r, :count],
-            scored.log_q[r, :count],
             scored.drafted[r, :count],
             scored.ends[r, :count],
             scored.bounds[r],
@@ -145,7 +142,7 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
             if own.drafted[node] and not filter_after(own.p, own.parents[node], row):
                 decisions.finite[r] = False
         if decisions.finite[r]:
-            bonus.count[0], bonus.nats[0], bonus.spent[:] = 0, math.inf, 0.0
+            bonus.count[0], bonus.spent[:] = 0, 0.0
             node = judge(row, own, bonus)
             decisions.finite[r] = filter_after(own.p, node, row)
             token = draw_bonus(row, own.p, node, bonus, bonus_noise[r])
@@ -159,8 +156,6 @@ def draw_bonus(row, p, node, bonus, uniform):
         ids, log_p = after(p, node)
         weights = np.empty(len(ids), np.float32)
         exp_into(log_p, 0.0, 1.0, weights)
-        if bonus.nats[0] < math.inf:
-            weights[log_p < log_p.max() - bonus.nats[0] - 1e-6] = 0.0
         bonus.count[0] = len(ids)
         bonus.ids[: len(ids)], bonus.weights[: len(ids)] = ids, weights
     return bonus.ids[pick(bonus.weights[: bonus.count[0]], uniform, row.greedy)]

@@ -51,7 +51,7 @@ def draft_level(row, level, tree, q, uniforms, is_end):
     * A chain has one token per level (arXiv 2211.17192).
     * Beams: `width` paths of all beams' continuations without replacement, with probability q(path) each (arXiv
       2407.09722, section 4): each is drawn by inverse CDF, from what those before have left.
-    * Branches: every node has children of its own, drawn without or with replacement (arXiv 2305.09781).
+    * Branches: every node has children of its own, drawn without replacement (arXiv 2305.09781).
 
     At temperature 0 the likeliest are taken in place of drawn ones.
 
@@ -119,7 +119,7 @@ def draw_slots(row, tree, q, above, low, high, first, uniforms):
             tree.log_q[node] += log_q[entry]
         else:
             tree.tokens[node] = tree.tokens[parent]
-        if slot + 1 < len(uniforms) and (not row.replacement or row.form != BRANCHES):
+        if slot + 1 < len(uniforms):
             weights[beam, entry] = 0.0
             masses[beam] = shares[beam] * total_of(weights[beam])
 

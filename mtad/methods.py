@@ -26,7 +26,6 @@ class Method:
         tree: the target scores the whole draft rather than its best path.
         lossless: the output is distributed as the target's own samples.
         bounded: it is distributed as samples of a law that lies within `divergence` of the target's.
-        drawn: what is kept is drawn, so that temperature 0 needs a definition of its own: the likeliest.
         reads_draft: the rule looks at the distributions that the draft was drawn from, not at its tokens alone.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
         confidence: default of `draft_confidence`.
@@ -40,7 +39,6 @@ class Method:
     tree: bool = False
     lossless: bool = False
     bounded: bool = False
-    drawn: bool = False
     reads_draft: bool = False
     threshold: float | None = None
     confidence: float = 0.0
@@ -58,7 +56,6 @@ class Method:
             "draft_len": self.form is not None,
             "beam_width": self.form == "beams",
             "branching": self.form == "branches",
-            "replacement": self.form == "branches",
             "relaxed_topk": self.rule == "chain.relaxed",
             "fly_window_size": self.rule == "chain.fly",
             "divergence": self.bounded,
@@ -105,15 +102,6 @@ METHODS: dict[str, Method] = {
         lossless=True,
         reads_draft=True,
     ),
-    "specinfer": Method(
-        "branches",
-        "branches.recursive_rejection",
-        "A tree verified from its root to its leaves; the same distribution, more tokens per pass.",
-        "arXiv 2305.09781, algorithm 2",
-        tree=True,
-        lossless=True,
-        reads_draft=True,
-    ),
     "budget": Method(
         "chain",
         "budget.budget",
@@ -155,16 +143,8 @@ METHODS: dict[str, Method] = {
         "As mmtad, but the path is drawn by the target's joint distribution over those that pass.",
         "docs/methods.md",
         tree=True,
-        drawn=True,
         threshold=0.5,
         captured=True,
-    ),
-    "modal": Method(
-        "beams",
-        "joint.modal",
-        "Accepts the longest prefix within a given number of nats of the target's most likely tokens.",
-        "docs/methods.md",
-        threshold=1.0,
     ),
     "typical": Method(
         "beams",
@@ -174,20 +154,11 @@ METHODS: dict[str, Method] = {
         tree=True,
         threshold=0.09,
     ),
-    "threshold": Method(
-        "chain",
-        "chain.threshold",
-        "Accepts tokens whose likelihood ratio p/q exceeds a fixed threshold.",
-        "docs/methods.md",
-        reads_draft=True,
-        threshold=0.5,
-    ),
     "ensemble": Method(
         "chain",
         "chain.ensemble",
         "Token by token against a mixture of target and auxiliary, as in Hugging Face's library.",
         "arXiv 2604.07622",
-        drawn=True,
         reads_draft=True,
         threshold=0.7,
     ),
@@ -203,7 +174,6 @@ METHODS: dict[str, Method] = {
         "chain.fly",
         "Token by token, but where the target is undecided a rejected token may be kept, as in vLLM.",
         "arXiv 2511.22972",
-        drawn=True,
         reads_draft=True,
         threshold=0.3,
     ),
@@ -223,6 +193,9 @@ REMOVED = {
     "gbv": "traversal",
     "mtjd": "sample",
     "beam": "sample with temperature 0",
+    "specinfer": "traversal",
+    "modal": "relaxed",
+    "threshold": "mtad with beam_width 1",
 }
 """Methods of earlier versions, and what to use instead."""
 

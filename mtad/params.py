@@ -46,18 +46,16 @@ class DecodingParams:
             depends on the draft, auto follows the request's own text and costs stored with the pair: the same seed
             gives the same tokens in any batch. sample ignores it; a tree of branches has as many levels as branching.
         beam_width: Number of beams in the draft (B), at least 1.
-        branching: Number of children per node of the tree of specinfer and traversal, level by level; only the first
+        branching: Number of children per node of the tree of traversal and budget_tree, level by level; only the first
             draft_len levels are used. The default tree has about as many nodes as the other methods' beams.
-        replacement: Draw a node's children with replacement, so that two may be equal. By default they differ.
         accept_threshold: Acceptance threshold, at least 0; its default and its meaning depend on the method. For mtad,
             mmtad and mmtad_sample it is tau: a drafted prefix is accepted if p(prefix) / q(prefix) > tau, so 0 accepts
             whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under the
-            target than under the auxiliary. For threshold, it is the same ratio, token by token. For ensemble, up to
-            1, the weight w of the target in w p + (1 - w) q (Hugging Face's assistant_ensemble_weight). For relaxed, by
-            how much less likely than the target's most likely token a token may be (TensorRT-LLM's relaxed_delta). For
-            fly, the entropy in nats from which the target counts as undecided (vLLM's fly_entropy_threshold). For
-            modal, how many nats a block may lie below the target's most likely tokens. For typical, epsilon: a token at
-            least this probable is always accepted. For bild, the target takes over at a token with -log p above this.
+            target than under the auxiliary. For ensemble, up to 1, the weight w of the target in w p + (1 - w) q
+            (Hugging Face's assistant_ensemble_weight). For relaxed, by how much less likely than the target's most
+            likely token a token may be (TensorRT-LLM's relaxed_delta). For fly, the entropy in nats from which the
+            target counts as undecided (vLLM's fly_entropy_threshold). For typical, epsilon: a token at least this
+            probable is always accepted. For bild, the target takes over at a token with -log p above this.
         divergence: How far budget and budget_tree may move the law of a token from the target's, in total variation,
             times 1 - max p, which is small where the target is sure; from 0 to 1. 0 is lossless.
         plausible: They move it towards tokens alone that are at least this times as likely under the target as its most
@@ -124,7 +122,6 @@ class DecodingParams:
     draft_len: int | Literal["auto"] = "auto"
     beam_width: int = 4
     branching: tuple[int, ...] = (2, 2, 1, 1)
-    replacement: bool = False
     accept_threshold: float | None = None
     divergence: float = 0.1
     plausible: float = 0.2
@@ -209,7 +206,7 @@ class DecodingParams:
         _real("plausible", self.plausible, 0.0, 1.0, "from 0 to 1")
         _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
         _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
-        for name in ("ignore_eos", "replacement", "include_stop_str_in_output", "skip_special_tokens", "draft_details"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "draft_details"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
         if isinstance(self.stop, list):  # as every client sends it

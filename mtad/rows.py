@@ -16,7 +16,7 @@ RULES = tuple(sorted({method.rule for method in METHODS.values()}))
 
 CHAIN, BEAMS, BRANCHES = range(len(FORMS))
 
-RATIOS = ("joint.joint", "joint.joint_sample", "chain.threshold")
+RATIOS = ("joint.joint", "joint.joint_sample")
 """Rules that bound a likelihood ratio; their threshold is kept as its logarithm."""
 
 ROW = np.dtype(
@@ -35,7 +35,6 @@ ROW = np.dtype(
         ("draft_len", np.int64),
         ("width", np.int64),
         ("tree", np.bool_),
-        ("replacement", np.bool_),
         ("reads_draft", np.bool_),
         ("log_confidence", np.float64),
         ("log_fallback", np.float64),
@@ -50,7 +49,7 @@ ROW = np.dtype(
 * rule: an index of `RULES`. threshold: what it bounds, for `RATIOS` the logarithm. rule_count: what it counts.
 * divergence, plausible: of `mtad.rules.budget.move`.
 * form, draft_len, width: of the draft; draft_len 0 drafts nothing. width: nodes of its widest level.
-* tree: the target scores the whole draft rather than its best path. replacement: of branches.
+* tree: the target scores the whole draft rather than its best path.
 * log_confidence: a path that is less likely is not continued. log_fallback: of `bild`, see `mtad.rules.chain.bild`.
 """
 
@@ -88,7 +87,6 @@ def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
         p.drafted,
         p.draft_width,
         p.tree,
-        p.replacement,
         p.spec.reads_draft,
         -math.inf if bild else _log(p.confidence),
         _log(p.confidence) if bild else -math.inf,

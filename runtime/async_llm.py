@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LONG_TEXT = 64 * 1024
-"""Characters, or token ids, that take some 20 ms to be tokenized or looked through."""
+LONG_TEXT, LONG_WORD = 64 * 1024, 128
+"""Characters, or token ids, that take some 20 ms to be tokenized or looked through; as how many a bad word counts."""
 
 
 class EngineStopped(RuntimeError):
@@ -113,6 +113,7 @@ class AsyncLLM:
             self._check_open()
             raise
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, Sequence))  # what is none is refused there
+        size += LONG_WORD * len((params or self.llm.pair.defaults).bad_words)
         others |= {"priority": priority, "grammar": grammar}
 
         def make_requests() -> list[Request]:

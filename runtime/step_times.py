@@ -36,7 +36,8 @@ def draft_seconds(engine: Engine, rows: int) -> float:
         mask = sees.expand(rows, 1, BEAMS, length)
         tokens = torch.zeros(rows, BEAMS, dtype=torch.int64)
         out = torch.empty(rows, BEAMS, spec.vocab_size, dtype=spec.torch_dtype)
-        steps.append(Step(tokens, tokens + start + level, first, mask.contiguous(), columns[:BEAMS], out=out))
+        own = tokens, tokens + start + level, first, mask.contiguous(), columns[:BEAMS]
+        steps.append(Step(*own, out=out, drafted=level * BEAMS))
     return _least(engine, steps)
 
 

@@ -9,12 +9,12 @@ folder=build/pinned
 rm -rf "$folder"
 "${PYTHON:-python3}" -m venv "$folder"
 install=("$folder/bin/python" -m pip install --quiet --disable-pip-version-check)
-tests=(tests/test_pins.py tests/mtad tests/engines/test_{engines,memory,prefix_cache}.py tests/export/test_{export,families}.py
+tests=(tests/scripts/test_resolutions.py tests/mtad tests/engines/test_{engines,memory,prefix_cache}.py tests/export/test_{export,families}.py
     tests/export/tensorrt_llm tests/runtime/test_{llm,schedules,async_llm}.py
     tests/runtime/{constraints,speculation,tuning,tensorrt_llm})
 torch=torch==2.9.1 constraints=constraints-tensorrt-llm.txt
 if [ "${RELEASE:-1.2}" = 1.4 ]; then
-    tests=(tests/test_pins.py tests/mtad tests/runtime/tensorrt_llm/test_worker.py) torch=torch==2.14.0 constraints=/dev/null
+    tests=(tests/scripts/test_resolutions.py tests/mtad tests/runtime/tensorrt_llm/test_worker.py) torch=torch==2.14.0 constraints=/dev/null
 fi
 "${install[@]}" "${TORCH:-$torch}"
 "${install[@]}" -c "$constraints" -e . pytest scipy 'setuptools<80'

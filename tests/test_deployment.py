@@ -7,6 +7,7 @@ import io
 import json
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from runtime.scheduler.scheduler import Scheduler
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import config
 from runtime.triton.tensors import BLS
+from tests.support.commands import Run
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -74,6 +76,26 @@ def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) 
     (model,) = set(re.findall(r"/v2/models/(\w+)", (DOCS / "kubernetes.yaml").read_text()))
     assert f"--load-model={model}" in container["command"]
     assert f'name: "{model}"' in config(model, TritonOptions("pair"))
+
+
+def test_the_pods_model_runs_on_its_gpu(manifest: dict[str, Any], run: Run, tmp_path: Path) -> None:
+    """The page's command, as far as it goes without Docker: the pair is the demo pair, the image is described."""
+    page = (DOCS / "deployment.md").read_text()
+    found = re.search(r"^mtad triton llama-pair models (.*?) +#", page, re.MULTILINE)
+    assert found
+    (tmp_path / "pair").mkdir()
+    (tmp_path / "pair" / "pair.json").write_text("{}")
+    assert run("triton", tmp_path / "pair", tmp_path / "models", *found[1].split()).code == 0
+    options = yaml.safe_load((tmp_path / "models" / "mtad" / "1" / "model.yaml").read_text())
+    assert (options["device"], options["rows"], options["pair"]) == ("cuda", 16, "pair")
+    (container,) = manifest["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert f"--tag {container['image']} " in (DOCS / "triton.Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "docs/triton.Dockerfile"])
+def test_an_image_for_a_gpu_has_what_triton_compiles_with(name: str) -> None:
+    assert "install -y --no-install-recommends gcc libc6-dev" in (ROOT / name).read_text()
 
 
 def test_what_the_image_copies_installs_and_starts_exists() -> None:

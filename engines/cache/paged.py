@@ -60,17 +60,26 @@ class PageCache(KvCache):
 
     @property
     def kv(self) -> Tensor:  # type: ignore[override]
-        """The pool, [layers, 2, kv_heads, pages x 64, head_dim]; allocated, with zeros, when it is first needed."""
-        spec, columns = self._spec, (OWN + len(self.table.pages.users)) * KV_PAGE
-        before = self._kv
-        if before is None or before.shape[3] < columns:
-            shape = spec.layers, 2, spec.kv_heads, columns, spec.head_dim
+        """The pool, see `new_pool`; allocated when it is first needed, and again when it has to grow."""
+        pages, before = OWN + len(self.table.pages.users), self._kv
+        count = 0 if before is None else self.by_page(before).shape[3]
+        if count < pages:
             with torch.inference_mode(False):
-                self._kv = torch.zeros(shape, dtype=spec.torch_dtype, device=self.device)
+                self._kv = self.new_pool(pages)
             if before is not None:
-                self._kv[:, :, :, : before.shape[3]] = before
+                self.by_page(self._kv)[:, :, :, :count] = self.by_page(before)
         assert self._kv is not None
         return self._kv
+
+    def new_pool(self, pages: int) -> Tensor:
+        """Zeros for so many pages, [layers, 2, kv_heads, pages x 64, head_dim]."""
+        spec = self._spec
+        shape = spec.layers, 2, spec.kv_heads, pages * KV_PAGE, spec.head_dim
+        return torch.zeros(shape, dtype=spec.torch_dtype, device=self.device)
+
+    def by_page(self, pool: Tensor) -> Tensor:
+        """A view of the pool as [layers, 2, kv_heads, pages, 64, head_dim]."""
+        return by_page(pool)
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
         if self._prefixes is not None:
@@ -98,10 +107,10 @@ class PageCache(KvCache):
             new += self.table.table[row, owned : self.table.owned[row]].tolist()
             self._show(row)
         if new and self.reads_mask:  # what others left in them may not be numbers: masked, it would still spread
-            by_page(self.kv).index_fill_(3, to_device(new, self.device) + OWN, 0)
+            self.by_page(self.kv).index_fill_(3, to_device(new, self.device) + OWN, 0)
         if copies:
             source, to = to_device(np.array(copies).T + OWN, self.device)
-            pages = by_page(self.kv)
+            pages = self.by_page(self.kv)
             pages[:, :, :, to] = pages[:, :, :, source]
 
     def release(self, row: int) -> None:
@@ -120,9 +129,9 @@ class PageCache(KvCache):
         if whole * KV_PAGE > start and whole <= self.table.owned[row]:
             page = int(self.table.table[row, whole - 1])
             if self.table.pages.users[page] == 1:  # of one that is shared, the row has written nothing
-                by_page(self.kv)[:, :, :, OWN + page, start % KV_PAGE :] = 0
+                self.by_page(self.kv)[:, :, :, OWN + page, start % KV_PAGE :] = 0
         if gone := self.table.cut(row, whole * KV_PAGE):
-            by_page(self.kv).index_fill_(3, to_device(gone, self.device) + OWN, 0)
+            self.by_page(self.kv).index_fill_(3, to_device(gone, self.device) + OWN, 0)
         self._show(row)
 
     def keep(self, source: Tensor, to: Tensor) -> None:

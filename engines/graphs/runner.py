@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engines.base import KV_PAGE, EngineSpec, Step
 from engines.buffers import LruCache
-from engines.graphs.capture import Recorder, Work
+from engines.graphs.capture import Recorder, Uncapturable, Work
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,12 @@ class GraphRunner:
 
     def _capture(self, bucket: StepShape, static: Step) -> Work:
         log.info("capturing a graph of %s", bucket)
-        return self._recorder.record(self._bind(static))
+        work = self._bind(static)
+        try:
+            return self._recorder.record(work)
+        except Uncapturable as problem:
+            log.warning("%s is launched anew each time, not as a CUDA graph: %s", bucket, problem)
+            return work
 
     def _load(self, step: Step, shape: StepShape) -> Step:
         """Copy a step's inputs into static memory of `shape`; columns that it lacks are masked, positions ignored."""
@@ -157,7 +162,9 @@ def prefill_chunks(step: Step, tokens: int) -> Iterator[tuple[Step, int, Tensor]
     for row in range(step.tokens.shape[0]):
         for start in range(0, step.tokens.shape[1], tokens):
             part = slice(start, start + tokens)
-            kept = ((step.keep >= start) & (step.keep < start + tokens)).nonzero()[:, 0]
+            kept = step.keep  # of a prompt, that keeps nothing, it is not looked at: that would wait for a device
+            if len(kept):
+                kept = ((step.keep >= start) & (step.keep < start + tokens)).nonzero()[:, 0]
             chunk = Step(
                 tokens=step.tokens[row : row + 1, part],
                 positions=step.positions[row : row + 1, part],

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engines.base import KV_PAGE
+from mtad.device import launches
 from mtad.errors import InvalidInput
 
 ATTENTION = ("sdpa", "triton")
@@ -96,6 +97,8 @@ def require(attention: str, device: torch.device, head_dim: int) -> None:
     if head_dim > MAX_HEAD_DIM:
         raise InvalidInput("attention", attention, f"heads of {head_dim} exceed the limit of {MAX_HEAD_DIM}; give sdpa")
     interpreted = kernels().INTERPRETED
+    if missing := launches.missing_compiler():
+        raise InvalidInput("attention", attention, f"{missing}; or give sdpa")
     if device.type != "cuda" and not interpreted:
         raise InvalidInput(
             "attention", attention, f"runs on a GPU, not on {device.type}; give sdpa, or TRITON_INTERPRET=1 in tests"

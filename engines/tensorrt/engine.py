@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.cache.columns import ColumnCache, write_columns
-from engines.graphs.capture import CudaRecorder, Recorder, Work
+from engines.folder import cache_folder
+from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder, Work
 from engines.graphs.runner import GraphRunner, StepShape, deliver_logits, prefill_chunks
 from engines.kinds import FORMATS
 from engines.placement import Placement
@@ -39,7 +42,7 @@ def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> Tenso
     trt = load_runtime(spec.format)
     check_plan(spec.format, spec.plan, str(trt.__version__), current_gpu())
     device = placement.device if placement.on_gpu else "cuda"
-    return TensorRTEngine(folder, spec, trt, CudaRecorder(device), device)
+    return TensorRTEngine(folder, spec, trt, (CudaRecorder if placement.graphs else NoRecorder)(device), device)
 
 
 class TensorRTEngine(Engine):
@@ -74,6 +77,7 @@ class TensorRTEngine(Engine):
         super().__init__(spec, ColumnCache(spec, device))
         self._plan: TensorRtPlan = plan
         self._trt, (self._runtime, self._engine) = trt, load_plan(trt, folder / "model.engine")
+        self._config = self._runtime_config() if FORMATS[spec.format].ahead_of_time else None
         if spec.attention == "operator":
             self._check_aliases()
         size = max(self._engine.get_device_memory_size_for_profile_v2(profile) for profile in (PREFILL, DECODE))
@@ -89,7 +93,7 @@ class TensorRTEngine(Engine):
             tokens = max(limit.rows * limit.steps for limit in limits)
             count = spec.layers * 2 * tokens * spec.kv_heads * spec.head_dim
             self._new = torch.zeros(count, dtype=spec.torch_dtype, device=device)
-        self.graphs = GraphRunner(self._bind_graph, spec, limits, recorder, device, MAX_CONTEXTS)
+        self.graphs = GraphRunner(self._bind_new, spec, limits, recorder, device, MAX_CONTEXTS)
 
     def step(self, step: Step) -> Tensor:
         rows, tokens = step.tokens.shape
@@ -103,12 +107,8 @@ class TensorRTEngine(Engine):
                 out[row, kept] = logits[0].to(out.device)
         return out
 
-    def _bind_graph(self, static: Step) -> Work:
-        context = self._context(DECODE)
-        work = self._bind(static, context)
-        if FORMATS[self.spec.format].ahead_of_time:
-            _accepted(context.is_stream_capturable(self._stream()), "capture of", StepShape.of(static))
-        return work
+    def _bind_new(self, static: Step) -> Work:
+        return self._bind(static, self._context(DECODE))
 
     def _bind(self, static: Step, context: Any) -> Work:
         """Set a context's shapes and addresses to those of a step in static memory; gives its work."""
@@ -125,44 +125,51 @@ class TensorRTEngine(Engine):
             outputs |= cache_tensors("new", new)
         for name, tensor in inputs.items():
             shape = tuple(tensor.shape)
-            _accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
+            accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
         for name, tensor in {**inputs, **outputs}.items():
             assert tensor.is_contiguous(), name
             address = tensor.data_ptr()
-            _accepted(context.set_tensor_address(name, address), f"address of {name}", hex(address))
+            accepted(context.set_tensor_address(name, address), f"address of {name}", hex(address))
         unknown = context.infer_shapes()
-        _accepted(not unknown, "inputs without a shape", unknown)
+        accepted(not unknown, "inputs without a shape", unknown)
 
         def work() -> None:
-            _accepted(context.execute_async_v3(self._stream()), "enqueue of", StepShape.of(static))
+            accepted(context.execute_async_v3(self._stream()), "enqueue of", StepShape.of(static))
             if new is not None:
                 write_columns(cache, new, static.write_at)
 
         return work
 
     def _context(self, profile: int) -> Any:
-        context = self._engine.create_execution_context(self._allocation())
-        _accepted(context is not None, "execution context of profile", profile)
-        _accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
+        context = self._engine.create_execution_context(
+            self._config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        accepted(context is not None, "execution context of profile", profile)
+        accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
         context.set_device_memory(self._activations.data_ptr(), self._activations.numel())
         return context
 
     def _stream(self) -> int:
         return int(torch.cuda.current_stream(self.device).cuda_stream) if self.device.type == "cuda" else 0
 
-    def _allocation(self) -> Any:
-        """How a context is made: its memory is ours; TensorRT-RTX compiles a shape's kernels before it runs it.
+    def _runtime_config(self) -> Any:
+        """How TensorRT-RTX makes contexts: their memory is ours, and a shape's kernels are compiled before it runs.
 
         Left to itself it would go on compiling behind the first runs, and a graph would keep the slower kernels. Its
-        own graphs are off: these steps are captured here.
+        own graphs are off: these steps are captured here. What it compiled is kept for the next process.
         """
-        ours = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if not FORMATS[self.spec.format].ahead_of_time:
-            return ours
         config = self._engine.create_runtime_config()
-        config.set_execution_context_allocation_strategy(ours)
+        config.set_execution_context_allocation_strategy(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         config.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
         config.cuda_graph_strategy = self._trt.CudaGraphStrategy.DISABLED
+        kernels, path = (
+            config.create_runtime_cache(),
+            cache_folder() / "tensorrt-rtx" / f"{self.spec.build_hash}.kernels",
+        )
+        if path.is_file() and not kernels.deserialize(path.read_bytes()):
+            log.info("kernels are compiled anew: those of %s are of another GPU, driver or version", path)
+        config.set_runtime_cache(kernels)
+        weakref.finalize(self, _write_kernels, kernels, path)
         return config
 
     def _check_aliases(self) -> None:
@@ -170,7 +177,14 @@ class TensorRTEngine(Engine):
         for layer in range(self.spec.layers):
             for name in ("key", "value"):
                 alias = self._engine.get_aliased_input_tensor(f"present_{name}.{layer}")
-                _accepted(alias == f"past_{name}.{layer}", f"alias of present_{name}.{layer}", alias)
+                accepted(alias == f"past_{name}.{layer}", f"alias of present_{name}.{layer}", alias)
+
+
+def _write_kernels(kernels: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(kernels.serialize())
+    temporary.replace(path)
 
 
 def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
@@ -195,7 +209,7 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
     return runtime, engine
 
 
-def _accepted(answer: bool, what: str, value: object) -> None:
+def accepted(answer: bool, what: str, value: object) -> None:
     """TensorRT refuses by returning False; its log says why."""
     if not answer:
         raise RuntimeError(f"TensorRT refused the {what} {value}")

@@ -1,1 +1,1 @@
-"""Planning and building the engines of TensorRT-LLM executors."""
+"""Building TensorRT-LLM's plans, and writing the configuration of its worker."""

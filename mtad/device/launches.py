@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -30,7 +32,14 @@ def problem() -> str | None:
         _kernels("filter")
     except ImportError:
         return "Triton is not installed: mtad[gpu] brings it"
-    return None
+    return missing_compiler()
+
+
+def missing_compiler() -> str | None:
+    """What Triton lacks to compile its own launcher, at the first launch on a GPU (`triton/runtime/build.py`)."""
+    if not torch.cuda.is_available() or os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
+        return None
+    return "Triton needs a C compiler at its first launch: install gcc, or set CC"
 
 
 def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:

@@ -1,7 +1,7 @@
-"""Lossless rules for a branching draft, from its root or from its leaves.
+"""The lossless rule for a branching draft, from its leaves to its root.
 
 The children of a node were drawn one after the other from q. Where one is rejected, p becomes what it leaves, and q
-loses it where children are drawn without replacement. What is left of q is kept as it is, not renormalised, and added
+loses it: children are drawn without replacement. What is left of q is kept as it is, not renormalised, and added
 up anew: an auxiliary may be so sure of a token that 1 - q is nothing but rounding.
 """
 
@@ -33,28 +33,6 @@ class Left(NamedTuple):
 
 
 @compiled
-def recursive_rejection(row, scored, bonus):
-    """Multi-round speculative sampling (SpecInfer, arXiv 2305.09781, algorithm 2).
-
-    The first child is accepted with probability min(1, p/q); if it is rejected p becomes the residual max(p - q, 0),
-    and the next child is tried. The bonus token comes from what is left of p behind the last accepted node.
-    """
-    node = -1
-    while True:
-        left, chosen = left_after(scored, node), -1
-        for child in range(node + 1, len(scored.tokens)):
-            if scored.parents[child] == node and scored.drafted[child]:
-                p, q = chances(left, scored.tokens[child])
-                if scored.accept[child] * q < p:
-                    chosen = child
-                    break
-                reject(left, scored.tokens[child], 1.0, row.replacement)
-        if chosen < 0:
-            return give(left, node, bonus)
-        node = chosen
-
-
-@compiled
 def traversal(row, scored, bonus):
     """Traversal verification (arXiv 2505.12398): from the leaves to the root.
 
@@ -71,7 +49,8 @@ def traversal(row, scored, bonus):
     while True:
         node, child = path[depth], next_child(scored, path[depth], tried[depth])
         if child >= 0 and weights[depth] > 0.0:
-            p, q = chances(lefts[depth], scored.tokens[child])
+            left, token = lefts[depth], scored.tokens[child]
+            p, q = share_of(left.p_ids, left.p, token), share_of(left.q_ids, left.q, token)
             tried[depth] = child
             depth += 1
             path[depth], tried[depth] = child, child
@@ -83,7 +62,7 @@ def traversal(row, scored, bonus):
             lefts.pop()
             depth -= 1
             w = weights[depth]
-            mass = reject(lefts[depth], scored.tokens[node], w, row.replacement)
+            mass = reject(lefts[depth], scored.tokens[node], w)
             weights[depth] = 1.0 if path[depth] < 0 else mass / (mass + 1.0 - w) if mass > 0.0 else 0.0
 
 
@@ -113,12 +92,6 @@ def left_after(scored, node):
 
 
 @compiled
-def chances(left, token):
-    """The probabilities of a token under what is left of p and of q."""
-    return share_of(left.p_ids, left.p, token), share_of(left.q_ids, left.q, token)
-
-
-@compiled
 def share_of(ids, weights, token):
     """The share of a token in weights over ids; 0 where it is not among them."""
     at = np.searchsorted(ids, token)
@@ -126,7 +99,7 @@ def share_of(ids, weights, token):
 
 
 @compiled
-def reject(left, token, weight, replacement):
+def reject(left, token, weight):
     """Leave max(weight p - q, 0) of p, renormalised, and what q has without the token; returns the former's mass.
 
     Of a mass of 0, which is nothing but rounding, p stays as it is.
@@ -141,8 +114,7 @@ def reject(left, token, weight, replacement):
         mass += rest[at]
     if mass > 0.0:
         left.p[:] = rest / mass
-    if not replacement:
-        left.q[np.searchsorted(left.q_ids, token)] = 0.0
+    left.q[np.searchsorted(left.q_ids, token)] = 0.0
     return mass
 
 

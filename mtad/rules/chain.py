@@ -25,18 +25,6 @@ def token_wise(row, scored, bonus):
 
 
 @compiled
-def threshold(row, scored, bonus):
-    """A fixed ratio, token by token: p / q > `accept_threshold`, where `token_wise` draws the bound from U(0, 1)."""
-    length = 0
-    while length < int(scored.drafted.sum()):
-        log_p = log_p_of(scored, length)
-        if not (log_p > -math.inf and log_p - log_q_of(scored, length) > row.threshold):
-            break
-        length += 1
-    return length - 1
-
-
-@compiled
 def ensemble(row, scored, bonus):
     """Static ensemble verification (arXiv 2604.07622): `token_wise` against w p + (1 - w) q, w being the threshold.
 

@@ -43,32 +43,6 @@ def joint_sample(row, scored, bonus):
 
 
 @compiled
-def modal(row, scored, bonus):
-    """The deepest node whose path stays within the threshold, in nats, of the target's own mode.
-
-    The distance of a path is the sum over its tokens of log p(most likely token) - log p(token), both after the same
-    prefix. The bonus token is drawn from p among those that what is left of the threshold allows, so for a whole block,
-
-        log p(x_1..x_k) >= sum_i max_t log p(t | x_1..x_{i-1}) - accept_threshold
-
-    however bad the auxiliary is. Threshold 0 is greedy decoding.
-    """
-    count = len(scored.tokens)
-    distance, passes = np.full(count, math.inf), np.zeros(count, np.bool_)
-    for node in range(count):
-        if scored.drafted[node]:
-            parent = scored.parents[node]
-            spent = distance[parent] if parent >= 0 else 0.0
-            if spent <= row.threshold:
-                most = float(after(scored.p, parent)[1].max())
-                distance[node] = spent + (most - log_p_of(scored, node))
-            passes[node] = distance[node] <= row.threshold
-    node = likeliest(scored, passes, -distance)
-    bonus.nats[0] = row.threshold - (distance[node] if node >= 0 else 0.0)
-    return node
-
-
-@compiled
 def typical(row, scored, bonus):
     """Typical acceptance (arXiv 2401.10774, section 2.3.1): p(token) > min(epsilon, delta exp(-entropy)).
 

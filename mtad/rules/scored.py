@@ -24,7 +24,6 @@ class Scored(NamedTuple):
         tokens: int64 [M].
         parents: int64 [M], -1 for the root.
         depths: int64 [M], from 1.
-        log_q: float64 [M], joint log-likelihood of the path under the draft.
         drafted: bool [M]; only these can be kept.
         ends: bool [M], the node's token ends the text.
         bounds: float64 [D + 1], joint log-likelihood under the draft of its best path up to each depth; where that path
@@ -38,7 +37,6 @@ class Scored(NamedTuple):
     tokens: Ints
     parents: Ints
     depths: Ints
-    log_q: npt.NDArray[np.float64]
     drafted: Bools
     ends: Bools
     bounds: npt.NDArray[np.float64]
@@ -56,14 +54,12 @@ class Bonus(NamedTuple):
         weights: float32 [K], of any scale.
         count: int64 [1], how many of them count; 0 for the target's distribution itself.
         spent: float64 [1 + M], how far the rule moved p after the root and the nodes, in total variation.
-        nats: float64 [1], how far below the most likely token the bonus token may lie; inf at first.
     """
 
     ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
     count: Ints  # type: ignore[assignment]
     spent: npt.NDArray[np.float64]
-    nats: npt.NDArray[np.float64]
 
 
 @compiled

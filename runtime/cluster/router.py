@@ -39,8 +39,7 @@ def prefix_keys(body: bytes, key: str = "") -> list[bytes]:
 
 
 def _text(values: dict[str, Any]) -> str:
-    messages = values.get("messages", values.get("input"))
-    prompt = values.get("prompt", messages)
+    messages, prompt = values.get("messages"), values.get("prompt")
     if isinstance(messages, list):
         return json.dumps(messages, ensure_ascii=False)[1:-1]  # a longer chat begins like a shorter one
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):

@@ -126,7 +126,7 @@ class Generations:
             InvalidInput: there is no room for one more beside them, or as `deploy`.
         """
         _check_resources(replace(self._cluster, replicas=1, max_replicas=None), ray.available_resources(), ONE_MORE)
-        _check_memory(ray.get(self.board.reports.remote()))
+        _check_memory(ray.get(self.board.reports.remote(), timeout=10))
         self.deploy()
 
     def _deploy_last(self) -> str:

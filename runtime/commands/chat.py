@@ -55,9 +55,8 @@ def main() -> None:
         source = read_template(options.chat_template, tokenizer) if options.chat_template else None
         template = ChatTemplate(tokenizer, source, str(folder))
         messages = [{"role": "system", "content": options.system}] if options.system else []
-        asyncio.run(
-            template.render([*messages, {"role": "user", "content": "Hello"}])
-        )  # a pair that cannot chat is not opened
+        hello = [*messages, {"role": "user", "content": "Hello"}]
+        asyncio.run(template.render(hello))  # a pair that cannot chat is not opened
         engine = AsyncLLM(folder, config)
     if sys.stdin.isatty():
         print(HELP, file=sys.stderr)

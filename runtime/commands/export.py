@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 
-from engines.kinds import EXTERNAL, FORMATS
+from engines.kinds import FORMATS
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
@@ -17,6 +15,8 @@ from runtime.commands.terminal import waiting
 
 OPTION_FIELDS = ("revision", "auxiliary_revision", "rows", "capacity", "precision", "auxiliary_precision", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
+WORKER = "tensorrt-llm-worker"
+"""In the place of a format: no engines are made, but what TensorRT-LLM's own worker is started with."""
 
 
 @command
@@ -36,14 +36,13 @@ def main() -> None:
     parser.add_argument(
         "--calibration",
         type=Path,
-        help="text to measure a quantized pair on: JSON lines with prompt and optionally answer; for tensorrt-llm, a "
-        "calibration data set: local folder or hub id (default: not measured)",
+        help="text to measure a quantized pair on: JSON lines, prompt and optionally answer (default: not measured)",
     )
     parser.add_argument(
         "--to",
         dest="format",
         default=ExportOptions.format,
-        help=f"{', '.join((*FORMATS, *EXTERNAL))} (default %(default)s)",
+        help=f"{', '.join(FORMATS)} (default %(default)s); {WORKER} writes the configuration of TensorRT-LLM's worker",
     )
     parser.add_argument(
         "--compute-capability",
@@ -60,32 +59,16 @@ def main() -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check the input and estimate disk and memory; write nothing"
     )
-    group = parser.add_argument_group("TensorRT-LLM", "only for --to tensorrt-llm; see docs/tensorrt-llm.md")
-    group.add_argument("--draft-len", type=int, default=8, help="longest draft (default %(default)s)")
-    group.add_argument("--beam-width", type=int, default=4, help="widest draft (default %(default)s)")
-    group.add_argument("--drafting", default="search", help="search or steps (default %(default)s)")
-    group.add_argument("--tensor-parallel", type=int, default=1, help="GPUs per engine (default %(default)s)")
-    group.add_argument("--quantize", default="none", help="quantization of the target: none, fp8 or int4_awq")
-    group.add_argument("--plan", action="store_true", help="print what would be built, as JSON, and build nothing")
     options = parser.parse_args()
-    executor_only = ("draft_len", "beam_width", "drafting", "tensor_parallel", "quantize", "plan")
-    executor, ours = options.format in EXTERNAL, ("attention", "compute_capabilities", "auxiliary_precision")
-    for name in ours if executor else executor_only:
-        default = getattr(ExportOptions, name, parser.get_default(name))
-        if getattr(options, name, default) != default:
-            problem = f"{'not an' if executor else 'an'} option of --to tensorrt-llm; leave it out"
-            raise InvalidInput(name, getattr(options, name), problem)
+    if options.format == WORKER:
+        _write_worker(options.pair, options.target, options.auxiliary, options.defaults)
+        return
     asked = ExportOptions(**given_options(options, ExportOptions))
 
     with waiting("loading PyTorch and transformers"):
         from engines.quiet import quiet_transformers
 
         quiet_transformers()
-    if executor:
-        _tensorrt_llm(options, asked)
-        return
-
-    with waiting("loading PyTorch and transformers"):
         from engines.folder import read_json
         from engines.memory import format_bytes
         from export.pair import export_pair
@@ -116,6 +99,32 @@ def main() -> None:
     print(options.pair)
 
 
+def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: dict[str, object]) -> None:
+    """`worker.yaml` in a new folder; models stay where they are, and their vocabularies are compared."""
+    import yaml
+
+    from engines.folder import write_folder
+    from export.checkpoint.checkpoint import find
+    from export.checkpoint.vocabulary import common_vocabulary
+    from mtad.params import DecodingParams
+    from runtime.tensorrt_llm.worker import worker_config
+
+    if auxiliary is None:
+        raise InvalidInput("auxiliary", None, "the worker drafts by a second model; give its checkpoint")
+    ExportOptions(target, auxiliary, format="torch", defaults=defaults)  # checks both
+    values = worker_config(target, auxiliary, DecodingParams.from_dict({"beam_width": 1, "draft_len": 4} | defaults))
+    models = [find("target", target, False), find("auxiliary", auxiliary, False)]
+    common_vocabulary(
+        *(one.tokenizer() for one in models), *(one.config.get_text_config().vocab_size for one in models)
+    )
+    if folder.exists():
+        raise InvalidInput("pair", str(folder), "exists already; give another name")
+    with write_folder(folder.absolute()) as temporary:
+        (temporary / "worker.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    print(folder / "worker.yaml")
+    print(f"next: python -m runtime.tensorrt_llm {folder / 'worker.yaml'}", file=sys.stderr)
+
+
 def _dry_run(folder: Path, asked: ExportOptions, overwrite: bool) -> str:
     """What the export would take, all of its input checked; weights are not downloaded."""
     from export.estimate import describe, estimate_pair
@@ -126,19 +135,3 @@ def _dry_run(folder: Path, asked: ExportOptions, overwrite: bool) -> str:
     if not check_folder(folder, plan, overwrite or any(model.download for model, _, _ in plan.engines)):
         return "up to date; nothing to write"
     return describe(folder, *estimate_pair(folder, plan))
-
-
-def _tensorrt_llm(options: Namespace, asked: ExportOptions) -> None:
-    from export.tensorrt_llm.build import build_pair, plan_pair
-
-    sizes = {name: getattr(options, name) for name in ("draft_len", "beam_width", "drafting", "tensor_parallel")}
-    weights = not (options.plan or options.dry_run)
-    plan = plan_pair(asked, **sizes, quantization=options.quantize, weights=weights)
-    print(plan, file=sys.stderr)
-    if options.plan:
-        print(json.dumps(plan.to_dict()))
-    if options.plan or options.dry_run:
-        return
-    build_pair(plan, options.pair, options.overwrite)
-    print("these engines are built, and this version does not run them: docs/tensorrt-llm.md", file=sys.stderr)
-    print(options.pair)

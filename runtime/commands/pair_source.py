@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engines.kinds import EXTERNAL
 from export.options import ExportOptions
 from mtad.errors import CapacityExceeded, InvalidInput, no_folder
 from runtime.commands.entry import add_options, given_options
@@ -59,14 +58,11 @@ def check_pair(folder: Path) -> None:
     """Refuse a folder that is no pair of engines that the runtime steps, and say what it is instead.
 
     Raises:
-        InvalidInput: it does not exist, is a single engine, or a pair for TensorRT-LLM.
+        InvalidInput: it does not exist, is a single engine or a checkpoint.
     """
     if not folder.is_dir():
         raise InvalidInput("pair", str(folder), f"{no_folder(folder)}; mtad export writes one")
     if (folder / "pair.json").is_file():
-        if _target(folder).get("format") in EXTERNAL:
-            problem = "engines of TensorRT-LLM, which this version builds and does not run (docs/tensorrt-llm.md)"
-            raise InvalidInput("pair", str(folder), problem)
         return
     problem = "it has no pair.json: not written by mtad export"
     if (folder / "engine.json").is_file() and (folder.parent / "pair.json").is_file():

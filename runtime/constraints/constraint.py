@@ -20,6 +20,8 @@ from runtime.constraints.bad_words import BadWords
 from runtime.constraints.follower import Follower, Grammar
 from runtime.constraints.grammar import Grammars
 
+KEPT_WORDS = 256
+"""Sets of bad words that are kept, from a request until it runs: more than usually wait, of 300 kB at most."""
 _LARGEST_BIAS, _LARGEST_REPETITION = 1e9, 1e6  # beyond, float32 logits could overflow
 
 
@@ -46,7 +48,7 @@ class Constrainer:
         self.vocab_size, self.eos = vocab_size, torch.tensor(list(eos), dtype=torch.int64)
         self.zeros, self.unseen = torch.zeros(vocab_size), torch.zeros(vocab_size, dtype=torch.bool)
         self.grammars = Grammars(tokenizer, vocab_size, eos)
-        self.words = lru_cache(64)(lambda words: BadWords(words, tokenizer, vocab_size))
+        self.words = lru_cache(KEPT_WORDS)(lambda words: BadWords(words, tokenizer, vocab_size))
 
     def check(self, params: DecodingParams, grammar: Grammar | None = None) -> Grammar | None:
         """Refuse constraints that cannot be kept; to be called before a request is queued.

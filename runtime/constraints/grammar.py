@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +144,17 @@ class Grammars:
         if not self.eos:
             problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem)
-        from llguidance import LLTokenizer  # only now, so that all other requests are decoded without it
-
+        try:  # only now, so that all other requests are decoded without it
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            remedy = f"pip install 'mtad[grammars]', or leave {', '.join(LANGUAGES)} out"
+            raise InvalidInput("llguidance", "missing", f"it cannot be imported ({error}); {remedy}") from error
         settings: Any = self._settings()
         try:
             return LLTokenizer(settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos"])
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
+        except TypeError:  # TensorRT-LLM 1.2 pins such a release
+            problem = "older than 1.9, it knows a single end of a text; pip install 'mtad[grammars]' elsewhere"
+            raise InvalidInput("llguidance", version("llguidance"), problem) from None

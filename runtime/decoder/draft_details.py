@@ -52,7 +52,7 @@ def details_of(
         kept: the scored node of each accepted token.
         logits: float32 [1 + M, V], the target's after the root and each scored node.
     """
-    path, parents, log_q = list(kept), scored.parents[row], scored.log_q[row]
+    path, parents, log_q = list(kept), scored.parents[row], trees.log_q[row, scored.origins[row]]
     drafted = scored.drafted[row] & (np.arange(len(parents)) < scored.counts[row])
     while len(below := np.flatnonzero(drafted & (parents == (path[-1] if path else -1)))):
         path.append(int(below[log_q[below].argmax()]))

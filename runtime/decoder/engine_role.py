@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -125,12 +126,17 @@ class EngineRole:
         arrays = tuple(x.numpy() for x in given)
         return StepInputs(arrays, step, out.numpy() if out is not None and plain else None)  # type: ignore[arg-type]
 
-    def run(self, inputs: StepInputs) -> Floats:
-        """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one."""
-        step = inputs.step
+    def run(self, inputs: StepInputs, drafted: int = 0) -> Floats:
+        """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one.
+
+        Args:
+            drafted: nodes of the same draft in the columns right before, see `engines.base.Step`.
+        """
+        step = replace(inputs.step, drafted=drafted) if drafted else inputs.step
         if not self._on_cpu:
             parts = (step.tokens, step.positions, step.write_at, step.mask, step.keep)
-            step = Step(*(x.to(self.engine.device) for x in parts))  # type: ignore[arg-type]
+            placed = Step(*(x.to(self.engine.device) for x in parts))  # type: ignore[arg-type]
+            step = replace(placed, drafted=drafted)
         logits = self.engine.enqueue(step)
         if logits is step.out and inputs.logits is not None:
             return inputs.logits

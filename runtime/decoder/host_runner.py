@@ -127,7 +127,7 @@ class HostRunner:
         inputs = self.auxiliary.inputs(count, 2, end, 1)
         self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
-            logits = self.auxiliary.run(inputs)
+            logits = self.auxiliary.run(inputs, int(trees.starts[:, max(level - 1, 0)].max()))
             if constraints:
                 first = trees.starts[:, max(level - 1, 0)] if level else np.full(count, -1)
                 after = first[:, None] + np.arange(logits.shape[1])
@@ -168,7 +168,7 @@ def compile_rules() -> Functions:
 
 
 def _call_all() -> Functions:
-    vocab, given = 4, [DecodingParams(method="specinfer", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
+    vocab, given = 4, [DecodingParams(method="traversal", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
     arrays = BatchArrays(given, vocab)
     rows, trees, q, scored, decisions = arrays.rows, arrays.trees, arrays.q, arrays.scored[-1], arrays.decisions
     tokens, positions = np.zeros((2, 2, 5), np.int64)

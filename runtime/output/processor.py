@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from runtime.constraints.constraint import Constrainer, Constraint
 from runtime.decoder.block import Block
+from runtime.decoder.draft_details import TokenDetails
 from runtime.output.detokenizer import Detokenizer
 from runtime.scheduler.request import Acceptance, Request
 from runtime.scheduler.statistics import Totals
@@ -144,6 +145,7 @@ class OutputProcessor:
         if forced:
             own = block.logits_of(row)[len(tokens) - 1].astype(np.float64)
             block.log_probs[row][len(tokens) - 1] = float(own[tokens[-1]] - np.logaddexp.reduce(own))
+            block.details[row][len(tokens) - 1 : len(tokens)] = [TokenDetails()] * bool(block.details[row])
         block.tokens[row], block.log_probs[row] = tokens, block.log_probs[row][: len(tokens)]
         if cut and thoughts.inside is not was_inside:
             request.acceptance = Acceptance()  # the parts' rates differ

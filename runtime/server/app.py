@@ -19,7 +19,6 @@ from mtad import __version__
 from runtime.async_llm import AsyncLLM
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
-from runtime.server.response_request import ResponseRequest
 from runtime.server.routes import Endpoint, document
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
 from runtime.server.service import Service
@@ -82,7 +81,6 @@ def table(service: Service | Gateway) -> list[Endpoint]:
     rows = [
         text("/v1/completions", CompletionRequest, "Continue prompts"),
         text("/v1/chat/completions", ChatCompletionRequest, "Answer the last message of a chat"),
-        text("/v1/responses", ResponseRequest, "Answer the last item of an input"),
         Endpoint("/v1/models", service.models, "The model, its limits, and every parameter with its type and default."),
         Endpoint("/v1/models/{model:path}", service.model, "One model."),
         Endpoint("/version", version, "The toolkit's version."),

@@ -81,6 +81,8 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         case RequestFailed():
             log.error("%s", error, exc_info=error)
             return ApiError(500, str(error), code="request_failed")
+        case HTTPException(status_code=404):
+            return ApiError(404, "nothing is at this path; texts come from /v1/chat/completions and /v1/completions")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
     log.error("unexpected error", exc_info=error)

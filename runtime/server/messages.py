@@ -27,9 +27,6 @@ def _checked(text: str) -> str:
     return text
 
 
-Arguments = Annotated[str, AfterValidator(_checked)]
-
-
 class Function(StrictModel):
     """A function as its caller describes it."""
 
@@ -75,7 +72,7 @@ class NamedTool(FunctionTyped):
 class FunctionCall(FunctionName):
     """A call that the model made before."""
 
-    arguments: Arguments
+    arguments: Annotated[str, AfterValidator(_checked)]
 
 
 class ToolCall(FunctionTyped):
@@ -91,27 +88,17 @@ class ToolCall(FunctionTyped):
 
 
 class TextPart(StrictModel):
-    """Part of a message or of a call's result; text only, with those fields that answers have."""
+    """Part of a message; text only."""
 
-    type: Literal["text", "input_text", "output_text"]
+    type: Literal["text"]
     text: str
-    annotations: Annotated[list[None], Field(max_length=0)] | None = None
-    logprobs: Annotated[list[None], Field(max_length=0)] | None = None
-
-
-Content = str | Items[TextPart]
-
-
-def text_of(content: Content | None) -> str:
-    """Text and parts of it, as text."""
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 class Message(StrictModel):
     """One message of a chat, with those fields of OpenAI's that its own answers have."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: Content | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = Field(None, description="the thought that an answer began with")
     refusal: None = None
@@ -129,9 +116,8 @@ class Message(StrictModel):
             "tool_call_id": self.tool_call_id,
             "tool_calls": [one.plain() for one in self.tool_calls or []],
         }
-        return {"role": self.role, "content": text_of(self.content)} | {
-            name: value for name, value in others.items() if value
-        }
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return {"role": self.role, "content": text} | {name: value for name, value in others.items() if value}
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

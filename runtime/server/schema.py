@@ -81,10 +81,6 @@ class ResponseFormat(StrictModel):
         return json.dumps(self.json_schema.schema_) if self.json_schema else '{"type": "object"}'
 
 
-MAX_TOKENS_NAMES = ("max_completion_tokens", "max_output_tokens")
-"""What kinds of request call max_tokens beside its own name."""
-
-
 if TYPE_CHECKING:
     _Parameters = StrictModel
 else:
@@ -125,13 +121,12 @@ class Body(_Parameters):
     @property
     def limited(self) -> bool:
         """Whether it says how many new tokens it wants; otherwise it gets what fits."""
-        return not self.model_fields_set.isdisjoint(("max_tokens", *MAX_TOKENS_NAMES))
+        return not self.model_fields_set.isdisjoint(("max_tokens", "max_completion_tokens"))
 
     @property
     def renamed(self) -> dict[str, str]:
         """What fields of `DecodingParams` are called here, where it differs."""
-        longest = [("max_tokens", name) for name in MAX_TOKENS_NAMES if name in self.model_fields_set]
-        return dict(longest) | ({"json_schema": "response_format"} if self.response_format else {})
+        return {"json_schema": "response_format"} if self.response_format else {}
 
     @property
     def chat(self) -> Chat | None:
@@ -159,9 +154,9 @@ class Body(_Parameters):
         """
         values = {name: getattr(self, name) for name in self.model_fields_set.intersection(PARAMETERS)}
         values["top_logprobs"] = self.alternatives or 0
-        for name in self.model_fields_set.intersection(MAX_TOKENS_NAMES):
-            if values.setdefault("max_tokens", getattr(self, name)) != getattr(self, name):
-                raise InvalidInput(name, getattr(self, name), "max_tokens says something else; give one of them")
+        longest = getattr(self, "max_completion_tokens", None)
+        if longest is not None and values.setdefault("max_tokens", longest) != longest:
+            raise InvalidInput("max_completion_tokens", longest, "max_tokens says something else; give one of them")
         if self.prompt_alternatives is not None:
             values["prompt_logprobs"] = self.prompt_alternatives
         if isinstance(values.get("json_schema"), Mapping):
@@ -225,7 +220,8 @@ class ChatCompletionRequest(Body):
 
     @property
     def renamed(self) -> dict[str, str]:
-        return super().renamed | {"prompt": "messages"}
+        longest = {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
+        return super().renamed | longest | {"prompt": "messages"}
 
     @property
     def chat(self) -> Chat:

@@ -35,8 +35,6 @@ from runtime.server.messages import Chat
 from runtime.server.metrics import Metrics, exposition
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
-from runtime.server.response_objects import ResponseObjects
-from runtime.server.response_request import ResponseRequest
 from runtime.server.responses import OpenAIResponse
 from runtime.server.schema import PARAMETERS, Body, CompletionRequest, advertised
 from runtime.server.streaming import Responder, cancel_on_disconnect
@@ -166,8 +164,7 @@ class Service:
             echoes: list[Echo] = []
             if isinstance(body, CompletionRequest) and body.echo:
                 echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
-            kind = ResponseObjects if isinstance(body, ResponseRequest) else OpenAIResponse
-            response = kind(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
+            response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
             describe_request(span, body, stream.requests, params)
         except BaseException:  # also when the client goes away
             stream.cancel()

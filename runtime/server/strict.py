@@ -20,7 +20,7 @@ UNSUPPORTED = {
     **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), "only chats have tools"),
     **dict.fromkeys(("functions", "function_call"), "give tools and tool_choice"),
     **dict.fromkeys(("audio", "modalities"), "text only"),
-    **dict.fromkeys(("store", "metadata", "background", "conversation", "previous_response_id"), "nothing is stored"),
+    **dict.fromkeys(("store", "metadata"), "nothing is stored"),
     **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), "the model has no such setting"),
     "prediction": "put it into the prompt, where draft lookup finds it; see draft",
     "service_tier": "see priority",
@@ -39,9 +39,6 @@ IGNORED_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "suffix": ("",),
-    "background": (False,),
-    "include": ([],),
-    "truncation": ("disabled",),
 }
 """Values of fields of OpenAI's that ask for nothing; clients send them."""
 IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key")

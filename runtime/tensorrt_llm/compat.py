@@ -8,8 +8,8 @@ from typing import Any
 
 from mtad.errors import InvalidInput
 
-ENGINES, WORKER = "1.2.1", "1.4.0rc1"
-"""The releases that engines are built with and the worker is written for. Later than 1.2 there are no engines."""
+WORKER = "1.4.0rc1"
+"""The release that the worker is written for."""
 
 
 def load(name: str, release: str) -> Any:

@@ -1,15 +1,25 @@
-"""MTAD inside TensorRT-LLM 1.4's own decoding: its one-model draft-target worker, with our acceptance rule.
+"""MTAD inside TensorRT-LLM 1.4's own decoding: our acceptance where its one-model workers call theirs.
 
-The library drafts one chain, scores it and keeps the cache, in one CUDA graph; `_accept_draft_tokens` is where it
-decides. Not executed with the library; written from its `_torch/speculative/{interface,utils,draft_target}.py`.
+The library drafts one chain, scores it and keeps the cache, in one CUDA graph. Its `SpecWorkerBase` checks the buffers,
+samples for prompts, filters both distributions, and then calls a function of its module, which ours takes the place of:
+`rejection_sampling_one_model`. Not executed with the library; written from its `_torch/speculative/interface.py` of
+September 2026.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any, cast
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -19,23 +29,89 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.tensorrt_llm.compat import WORKER, load
 
-INTERFACE, UTILS = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm._torch.speculative.utils"
+INTERFACE, SERVE = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm.commands.serve"
 API, PROCESS = "tensorrt_llm.llmapi", "tensorrt_llm.llmapi.utils"
+SEAM, CALLER = "rejection_sampling_one_model", "_sample_and_accept_draft_tokens_rejection"
+GIVEN = ("draft_probs", "draft_token_ids", "target_probs", "deterministic", "seed", "offset")
+"""What the library's function is given, by name."""
+CALLED = ("self", "logits", "draft_tokens", "draft_probs", "num_contexts", "batch_size", "spec_metadata")
+"""What the method that calls it is given."""
 Chosen = tuple[Tensor, Tensor]
 
 
-def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any) -> Any:
-    """A `tensorrt_llm.LLM` that decodes by `mtad`.
+def serve(arguments: Sequence[str]) -> None:
+    """Run `trtllm-serve` with our acceptance.
 
-    Temperature, top-k, top-p and seed are each request's own (`tensorrt_llm.SamplingParams`). A batch in which no
-    request samples takes the library's greedy acceptance, which is what MTAD is at temperature 0.
+    Args:
+        arguments: what `mtad export --to tensorrt-llm-worker` wrote, and options of trtllm-serve.
+
+    Raises:
+        InvalidInput: as `install`, or an option would start ranks.
+    """
+    if not arguments or any(one.startswith("--tp") for one in arguments[1:]):
+        problem = "give the configuration, then options of trtllm-serve; ranks would decide by the library's rule"
+        raise InvalidInput("arguments", " ".join(arguments), problem)
+    given = install(Path(arguments[0]))
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        model = given.pop("model")
+        yaml.safe_dump(given, file)
+        file.flush()
+        sys.argv = ["trtllm-serve", str(model), "--config", file.name, *arguments[1:]]
+        runpy.run_module(SERVE, run_name="__main__")
+
+
+def install(config: Path) -> dict[str, Any]:
+    """Let this process decide as a configuration says; also for the first line of Triton's `llmapi` model.
+
+    Returns:
+        the library's own part of the configuration, arguments of `tensorrt_llm.LLM`.
+
+    Raises:
+        InvalidInput: the file is no such configuration, the library is missing or another release, what is patched has
+            changed, or the model would run in another process.
+    """
+    try:
+        values: dict[str, Any] = yaml.safe_load(config.read_text(encoding="utf-8"))
+        threshold = float(values.pop("mtad")["accept_threshold"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        problem = f"not a configuration that mtad export --to tensorrt-llm-worker wrote: {error!r}"
+        raise InvalidInput("config", str(config), problem) from None
+    if values.get("tensor_parallel_size", 1) != 1:
+        problem = "ranks are processes of their own, which would decide by the library's rule; give 1"
+        raise InvalidInput("tensor_parallel_size", values["tensor_parallel_size"], problem)
+    os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
+    if not load(PROCESS, WORKER).enable_worker_single_process_for_tp1():
+        problem = "not 1 when it was read; set it to 1, so that the model is in this process"
+        raise InvalidInput("TLLM_WORKER_USE_SINGLE_PROCESS", os.environ["TLLM_WORKER_USE_SINGLE_PROCESS"], problem)
+    interface = load(INTERFACE, WORKER)
+    check_contract(interface)
+    setattr(interface, SEAM, accept_by(threshold))
+    return values
+
+
+def open_llm(model: str, auxiliary: str, params: DecodingParams) -> Any:
+    """A `tensorrt_llm.LLM` that decodes by `mtad`, in this process.
+
+    Raises:
+        InvalidInput: as `install`, and as `worker_config`.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        (path := Path(temporary, "worker.yaml")).write_text(yaml.safe_dump(worker_config(model, auxiliary, params)))
+        return load(API, WORKER).LLM(**install(path))
+
+
+def worker_config(model: str, auxiliary: str, params: DecodingParams) -> dict[str, Any]:
+    """The one configuration file: arguments of `tensorrt_llm.LLM`, and ours under `mtad`.
+
+    Temperature, top-k, top-p and seed are each request's own. A batch in which no request samples takes the library's
+    greedy acceptance, which is what MTAD is at temperature 0.
 
     Args:
         model, auxiliary: checkpoints with one vocabulary: folders or hub ids.
         params: `draft_len` and `accept_threshold`, of all requests.
 
     Raises:
-        InvalidInput: the library is missing or another release, or something is asked for that is not there.
+        InvalidInput: something is asked for that is not there.
     """
     if params.method != "mtad":
         raise InvalidInput("method", params.method, "the worker decides by mtad's rule; give mtad")
@@ -43,65 +119,61 @@ def open_llm(model: str, auxiliary: str, params: DecodingParams, **options: Any)
         raise InvalidInput("thinking_method", params.thinking_method, "the worker has one rule; leave it out")
     if params.beam_width > 1:
         raise InvalidInput("beam_width", params.beam_width, "the library drafts one chain; give 1")
-    if options.get("tensor_parallel_size", 1) != 1:
-        problem = "ranks are processes of their own, which do not get the worker; give 1"
-        raise InvalidInput("tensor_parallel_size", options["tensor_parallel_size"], problem)
-    modules = {name: load(name, WORKER) for name in (INTERFACE, UTILS, API, PROCESS)}
-    if not modules[PROCESS].enable_worker_single_process_for_tp1():
-        problem = "not 1 when it was read; start Python with it set to 1, so that the model is in this process"
-        raise InvalidInput("TLLM_WORKER_USE_SINGLE_PROCESS", None, problem)
-    chain = {"max_draft_len": params.draft_len, "speculative_model": auxiliary, "use_rejection_sampling": True}
-    own = modules[UTILS].DraftTargetOneModelWorker
-    # `get_spec_worker` looks the class up by this name while the model is built
-    modules[UTILS].DraftTargetOneModelWorker = make_worker(own, modules[INTERFACE], params.threshold)
-    try:
-        return modules[API].LLM(
-            model=model, speculative_config=modules[API].DraftTargetDecodingConfig(**chain), **options
-        )
-    finally:
-        modules[UTILS].DraftTargetOneModelWorker = own
+    if params.automatic:
+        raise InvalidInput("draft_len", params.draft_len, "the library drafts as many tokens each time; give a number")
+    drafts = {"decoding_type": "Draft_Target", "max_draft_len": params.draft_len, "speculative_model": auxiliary}
+    return {
+        "model": model,
+        "speculative_config": {**drafts, "use_rejection_sampling": True},
+        "mtad": {"accept_threshold": params.threshold},
+    }
 
 
-def make_worker(base: Any, interface: Any, threshold: float) -> type:
-    """The worker: a subclass of `DraftTargetOneModelWorker`, which decides by the joint rule."""
+def check_contract(interface: Any) -> None:
+    """Make sure that what is patched is called as it was when this was written.
+
+    Raises:
+        InvalidInput: it is not; says what has changed.
+    """
+    caller: Any = getattr(interface.SpecWorkerBase, CALLER, None)
+    code = getattr(caller, "__code__", None)
+    named = {words for words in getattr(code, "co_consts", ()) if isinstance(words, tuple)}
+    found = {
+        f"SpecWorkerBase.{CALLER}": code is not None and tuple(inspect.signature(caller).parameters) == CALLED,
+        f"the call of {SEAM}": code is not None and SEAM in code.co_names and GIVEN in named,
+        SEAM: tuple(inspect.signature(getattr(interface, SEAM, check_contract)).parameters) == GIVEN,
+    }
+    if changed := [name for name, holds in found.items() if not holds]:
+        problem = f"changed in {INTERFACE}: {', '.join(changed)}; this is written for {WORKER}"
+        raise InvalidInput("tensorrt-llm", None, problem)
+
+
+def accept_by(threshold: float) -> Any:
+    """What stands in the library's place: the joint rule, for chains that were drawn from their distributions."""
     log_threshold = math.log(threshold) if threshold > 0 else -math.inf
 
-    class JointWorker(base):  # type: ignore[misc]
-        """All sizes are known to the host, and nothing is read back: a CUDA graph can hold it."""
+    def accept(
+        draft_probs: Tensor,
+        draft_token_ids: Tensor,
+        target_probs: Tensor,
+        deterministic: bool = True,
+        seed: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> Chosen:
+        """Tokens int32 [G, 1 + D], the kept and one more, and how many count, int32 [G]; nothing is read back.
 
-        def _accept_draft_tokens(
-            self, logits: Tensor, draft_tokens: Tensor, num_contexts: int, batch_size: int, spec_metadata: Any
-        ) -> Chosen:
-            """Tokens int32 [requests, 1 + D] and how many count, int32 [requests]; those in context have one.
+        Args:
+            draft_probs, draft_token_ids: float32 [G, D, V], and int32 [G, D], drawn from them.
+            target_probs: after the text and each drafted token, float32 [G, 1 + D, V].
+            seed, offset: int64 [G], of each request and of how far it is.
+        """
+        assert seed is not None
+        assert offset is not None
+        uniform = uniforms(seed, offset)
+        tokens, counts = decide(draft_token_ids.long(), target_probs, draft_probs, uniform, log_threshold)
+        return tokens.int(), counts.int()
 
-            Args:
-                logits: the target's, a row per request in context, then 1 + D for each of G that generate.
-                draft_tokens: int32 [G, D].
-                num_contexts, batch_size: requests in context, and all.
-                spec_metadata: sampling parameters, and by slot what each token was drawn from.
-            """
-            (count, drafted), meta = draft_tokens.shape, spec_metadata
-            if not count or not drafted or not self._can_use_rejection_sampling(meta):
-                return cast(Chosen, super()._accept_draft_tokens(logits, draft_tokens, num_contexts, batch_size, meta))
-            assert self._d2t is None, "the models have two vocabularies"
-            logits = self._apply_occurrence_penalties(logits, draft_tokens, num_contexts, batch_size, meta)
-            tokens = torch.zeros(batch_size, 1 + drafted, dtype=torch.int32, device=logits.device)
-            counts = torch.ones(batch_size, dtype=torch.int32, device=logits.device)
-            if num_contexts:
-                begun = logits[:num_contexts], meta, num_contexts, num_contexts
-                tokens[:num_contexts, 0] = self._sample_tokens_for_batch(*begun)
-            own = slice(num_contexts, num_contexts + count * (1 + drafted))
-            filters = (values[own] for values in (meta.temperatures, meta.top_ks, meta.top_ps, meta.min_ps))
-            p = interface.spec_compute_probs_from_logits(meta.advanced_sampling_mode, logits[own], *filters)
-            requests = slice(num_contexts, batch_size)
-            q = meta.draft_probs[meta.batch_slot_ids[requests], :drafted]
-            uniform = uniforms(meta.request_seeds[requests], meta.request_offsets[requests])
-            tokens[num_contexts:], counts[num_contexts:] = decide(
-                draft_tokens.long(), p.view(count, 1 + drafted, -1), q, uniform, log_threshold
-            )
-            return cast(Chosen, self._commit_occurrence_counts((tokens, counts), batch_size, meta))
-
-    return JointWorker
+    return accept
 
 
 def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> Chosen:

@@ -31,7 +31,7 @@ from scripts.evaluation.settings import BLOCK, GREEDY, TEMPERATURES, Setting, cu
 
 Figures = Mapping[str, Figure]
 
-DRAFTED = ("method", "draft_len", "beam_width", "branching", "replacement", "draft_confidence")
+DRAFTED = ("method", "draft_len", "beam_width", "branching", "draft_confidence")
 """Parameters that a lossless method's law does not depend on."""
 SPEEDS = ("tokens_per_pass", "tokens_per_second")
 MARGIN = 0.01

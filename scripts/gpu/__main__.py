@@ -4,6 +4,7 @@
     python -m scripts.gpu --minutes 9           less time: what does not fit is not run
     python -m scripts.gpu --checks speed profile
     python -m scripts.gpu --device cpu --quick  the same code on a CPU, within a minute
+    python -m scripts.gpu --estimate            no GPU: what a block should take, estimated
 
 Each check runs in a process of its own: one that fails, dies or hangs takes no other with it. One whose library is
 missing is skipped. docs/gpu.md says what each one does. Exit code 0 if nothing failed, 1 otherwise.
@@ -22,6 +23,7 @@ from tqdm import tqdm
 
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, command
+from scripts.gpu.estimate import table_rows
 from scripts.gpu.run import run_check
 from scripts.results import Rows, save, table
 
@@ -36,7 +38,8 @@ CHECKS = {
     "tensorrt": ("TensorRT 10.15 and later: building, loading, running", "exported:exported", 300),
     "speed": (CAPTURED, "speed:speed", 240),
     "profile": (CAPTURED, "speed:profile", 120),
-    "tensorrt-llm": ("our acceptance in the one-model worker of 1.4.0rc1", "exported:tensorrt_llm", 300),
+    "tensorrt-llm": ("TensorRT-LLM 1.2.1: building, loading, running a plan", "exported:exported", 300),
+    "tensorrt-llm-worker": ("our acceptance in the one-model worker of 1.4.0rc1", "exported:tensorrt_llm", 300),
 }
 """What row of docs/support.md each is about, its function, and the seconds that it may take; in the order they run."""
 
@@ -61,7 +64,11 @@ def main() -> None:
     own.add_argument("--minutes", type=float, default=20.0, help="for all of them (default %(default)s)")
     own.add_argument("--quick", action="store_true", help="do as little as shows that the checks work")
     own.add_argument("--results", type=Path, default=Path("build/results"), help="folder of gpu.json")
+    own.add_argument("--estimate", action="store_true", help="print what a block should take, and run nothing")
     options = own.parse_args()
+    if options.estimate:
+        print(f"estimated, not measured: a block of mtad, 8B with 1B, one row\n\n{table(table_rows())}")
+        return
     for name in options.checks:
         if name not in CHECKS:
             raise InvalidInput("checks", name, f"give some of {', '.join(CHECKS)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from engines.folder import open_engine
 from engines.onnx.providers import check_cuda
+from engines.tensorrt_llm.library import RELEASE
 from engines.tensorrt_plan import load_runtime
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
@@ -34,6 +34,8 @@ def exported(run: Run) -> None:
     format = "onnx" if run.check == "onnxruntime" else run.check
     try:
         check_cuda() if format == "onnx" else load_runtime(format)
+        if format == "tensorrt-llm" and not (installed() or "").startswith(RELEASE):
+            raise Skip(f"needs tensorrt-llm {RELEASE}; installed: {installed() or 'none'}")
     except InvalidInput as refused:
         raise Skip(refused.problem) from None
     from export.pair import export_pair
@@ -61,7 +63,6 @@ def tensorrt_llm(run: Run) -> None:
     """Our acceptance in TensorRT-LLM 1.4: greedy texts are those that the demo pair gives here."""
     if not (installed() or "").startswith(WORKER):
         raise Skip(f"needs tensorrt-llm {WORKER}; installed: {installed() or 'none'}")
-    os.environ["TLLM_WORKER_USE_SINGLE_PROCESS"] = "1"
     greedy = DecodingParams(method="mtad", beam_width=1, temperature=0.0, ignore_eos=True, max_tokens=32)
     ours = models.open_llm(models.demo_pair(run.device), captured=True).generate(PROMPTS, greedy)
     sampling = import_module("tensorrt_llm").SamplingParams(max_tokens=32, ignore_eos=True)

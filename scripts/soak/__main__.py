@@ -1,6 +1,6 @@
 """A server under attack: do its other clients notice?
 
-    python -m scripts.soak                   seven minutes
+    python -m scripts.soak                   six minutes; --minutes 10 attacks for longer
     python -m scripts.soak --replicas 2      the same behind a gateway, where replicas are killed as well
     python -m scripts.soak --proxy           the same behind the reverse proxy of docs/deployment.md
     python -m scripts.soak --quick           half a minute, which is too short for most attacks

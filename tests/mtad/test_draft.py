@@ -56,15 +56,15 @@ def law_of(request: Request) -> dict[Levels, float]:
     return {levels: mass for levels, mass in masses.items() if mass > 1e-8}
 
 
-def in_sequence(weights: dict[Any, float], count: int, replacement: bool = False) -> Iterator[tuple[float, list[Any]]]:
-    """Draws in sequence from weights, with or without replacement; None where nothing is left."""
+def in_sequence(weights: dict[Any, float], count: int) -> Iterator[tuple[float, list[Any]]]:
+    """Draws in sequence from weights, without replacement; None where nothing is left."""
     total = sum(weights.values())
     if count == 0 or total == 0:
         yield 1.0, [None] * count
         return
     for key, weight in weights.items():
-        rest = weights if replacement else {other: value for other, value in weights.items() if other != key}
-        for chance, others in in_sequence(rest, count - 1, replacement):
+        rest = {other: value for other, value in weights.items() if other != key}
+        for chance, others in in_sequence(rest, count - 1):
             yield weight / total * chance, [key, *others]
 
 
@@ -124,11 +124,9 @@ def test_a_path_below_the_confidence_stops_and_gives_its_weight_up(confidence: f
     assert law_of(request) == pytest.approx(added(beams_written(request)), abs=1e-6)
 
 
-@pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("branching", [(2,), (3,), (4,), (2, 1), (1, 2), (2, 2)])
-def test_branches_have_children_of_their_own(branching: Tokens, replacement: bool) -> None:
-    params = DecodingParams(method="specinfer", branching=branching, replacement=replacement)
-    request = request_of(params, (1,))
+def test_branches_have_children_of_their_own(branching: Tokens) -> None:
+    request = request_of(DecodingParams(method="traversal", branching=branching), (1,))
 
     def written(above: tuple[Tokens | None, ...], widths: Tokens) -> Iterator[tuple[float, Levels]]:
         if not widths:
@@ -138,7 +136,7 @@ def test_branches_have_children_of_their_own(branching: Tokens, replacement: boo
         for path in above:
             alive = path is not None and not request.ends(path)
             weights = {(*(path or ()), token): value for token, value in q_after(path or ()).items()} if alive else {}
-            each.append(list(in_sequence(weights, widths[0], replacement)))
+            each.append(list(in_sequence(weights, widths[0])))
         for together in itertools.product(*each):
             level = tuple(path for _, paths in together for path in paths)
             for chance, rest in written(level, widths[1:]):
@@ -197,7 +195,7 @@ def test_bild_drafts_until_the_auxiliary_is_unsure(confidence: float, drafted: i
     assert tree.drafted.sum() == drafted
 
 
-@pytest.mark.parametrize("method", ["speculative", "mmtad", "specinfer"])
+@pytest.mark.parametrize("method", ["speculative", "mmtad", "traversal"])
 def test_logits_that_are_no_distribution_are_told_and_leave_a_tree(method: str) -> None:
     """A walk from any node to the root then ends."""
     params = DecodingParams(method=method, draft_len=2, beam_width=2, branching=(2, 2))

@@ -41,7 +41,6 @@ INVALID: dict[str, list[Any]] = {
     "include_stop_str_in_output": [1, "yes", None],
     "stop_token_ids": [3, "2", None],
     "skip_special_tokens": [1, "yes", None],
-    "replacement": [1, "yes", None],
     "ignore_eos": [1, "yes", None],
     "draft_details": [1, "yes", None],
     "min_tokens": [-1, 129, 1.0, True, None],
@@ -151,9 +150,9 @@ def test_sizes_follow_the_method(method: str) -> None:
     sizes = params.drafted, params.draft_width, params.score_width, sum(params.widths)
     expected = {
         "sample": (0, 0, 0, 0),
-        **dict.fromkeys(("specinfer", "traversal", "budget_tree"), (3, 4, 4, 10)),
-        **dict.fromkeys(("speculative", "block", "budget", "threshold", "ensemble", "relaxed", "fly", "bild"), chain),
-        **dict.fromkeys(("mtad", "modal"), best),
+        **dict.fromkeys(("traversal", "budget_tree"), (3, 4, 4, 10)),
+        **dict.fromkeys(("speculative", "block", "budget", "ensemble", "relaxed", "fly", "bild"), chain),
+        "mtad": best,
         **dict.fromkeys(("mmtad", "mmtad_sample", "typical"), whole),
     }
     assert sizes == expected[method]
@@ -169,7 +168,7 @@ def test_the_weight_of_an_ensemble_is_at_most_1() -> None:
 
 
 def test_draft_len_cuts_a_branching_draft() -> None:
-    params = DecodingParams(method="specinfer", draft_len=2, branching=(3, 2, 2))
+    params = DecodingParams(method="traversal", draft_len=2, branching=(3, 2, 2))
     assert params.widths == (3, 6)
 
 
@@ -195,22 +194,22 @@ def test_a_row_records_what_its_request_asks() -> None:
         DecodingParams(method="mmtad", temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, draft_confidence=0.25),
         DecodingParams(method="sample", temperature=0.0, top_k=0, ignore_eos=True),
         DecodingParams(method="bild", temperature=0.0, top_k=10, draft_len=9),
-        DecodingParams(method="specinfer", branching=(3, 2), replacement=True),
+        DecodingParams(method="traversal", branching=(3, 2)),
         DecodingParams(method="fly", fly_window_size=6),
         DecodingParams(method="relaxed", relaxed_topk=4, accept_threshold=0.0),
-        DecodingParams(method="threshold", accept_threshold=0.0),
+        DecodingParams(method="mtad", accept_threshold=0.0),
     ]
-    mmtad, sample, bild, specinfer, fly, relaxed, threshold = stack_rows(asked, 50)
+    mmtad, sample, bild, traversal, fly, relaxed, mtad = stack_rows(asked, 50)
     assert (mmtad.temperature, mmtad.top_k, mmtad.top_p, mmtad.min_p, mmtad.greedy) == (0.5, 7, 0.8, 0.1, False)
     assert (sample.temperature, sample.top_k, sample.greedy, sample.draft_len) == (1.0, 1, True, 0)
     assert (bild.temperature, bild.top_k, bild.greedy, bild.draft_len) == (1.0, 10, True, 9)
     assert [RULES[row.rule] for row in (mmtad, bild, fly)] == ["joint.joint", "chain.bild", "chain.fly"]
     assert mmtad.threshold == pytest.approx(math.log(0.5))
-    assert (bild.threshold, relaxed.threshold, threshold.threshold) == (2.0, 0.0, -math.inf)
+    assert (bild.threshold, relaxed.threshold, mtad.threshold) == (2.0, 0.0, -math.inf)
     assert (fly.rule_count, relaxed.rule_count) == (6, 4)
     assert (mmtad.log_confidence, mmtad.log_fallback) == (pytest.approx(math.log(0.25)), -math.inf)
     assert (bild.log_confidence, bild.log_fallback) == (-math.inf, pytest.approx(math.log(0.3)))
-    assert (specinfer.draft_len, specinfer.width, specinfer.replacement, specinfer.tree) == (2, 6, True, True)
+    assert (traversal.draft_len, traversal.width, traversal.tree) == (2, 6, True)
     assert (fly.width, fly.reads_draft, mmtad.reads_draft, fly.tree) == (1, True, False, False)
     assert (mmtad.stops_at_eos, sample.stops_at_eos) == (True, False)
 

@@ -70,7 +70,7 @@ def test_beams_are_those_of_the_last_level() -> None:
         np.array([[5, 6, 7, 8]]), np.array([[-1, -1, 0, 0]]), minus, flags, flags, ~flags, np.array([[0, 2, 4]])
     )
     whole, rest = np.array([[0, 1, 2, 3]]), (~flags, np.zeros((1, 3)))
-    scored = ScoredTrees(trees.tokens, trees.parents, nodes, minus, flags, *rest, whole, np.array([4]), np.array([2]))
+    scored = ScoredTrees(trees.tokens, trees.parents, nodes, flags, *rest, whole, np.array([4]), np.array([2]))
     first, own = details_of(0, trees, scored, [0], np.zeros((5, 10), np.float32))
     assert first.accepted is not None
     assert (first.accepted.token, first.accepted.beams) == (5, 2)

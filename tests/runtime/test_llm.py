@@ -29,14 +29,11 @@ from tests.support.log_probabilities import assert_log_probabilities
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 ONE_TOKEN = [7]
 EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
-METHODS = (
-    *("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "typical", "threshold"),
-    "mmtad_sample",
-)
+METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "typical", "mmtad_sample")
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
 pytestmark = pytest.mark.usefixtures("idle_afterwards")
-DAILY = ("sample", "speculative", "specinfer", "mtad", "mmtad", "mmtad_sample")
+DAILY = ("sample", "speculative", "traversal", "mtad", "mmtad", "mmtad_sample")
 """One of each form of draft, and the paper's; a rule alone has tests of its own, which know no engine."""
 FOLDERS = [
     *(("onnx", name) for name in DAILY),
@@ -62,14 +59,14 @@ def mixed() -> list[DecodingParams]:
         replace(BASE, method="mmtad", seed=6, temperature=0.0),
         replace(BASE, method="sample", seed=7, temperature=0.0, max_tokens=3),
         replace(BASE, method="mtad", seed=8, temperature=2.0, top_k=3, beam_width=8),
-        replace(BASE, method="specinfer", seed=9),
+        replace(BASE, method="traversal", seed=9),
         replace(BASE, method="block", seed=10, draft_confidence=0.2),
-        replace(BASE, method="modal", seed=11, draft_len=6, draft_confidence=0.1),
+        replace(BASE, method="mtad", seed=11, draft_len=6, draft_confidence=0.1),
         replace(BASE, method="typical", seed=12, beam_width=3),
-        replace(BASE, method="threshold", seed=13),
+        replace(BASE, method="ensemble", seed=13),
         replace(BASE, method="bild", seed=14),
         replace(BASE, method="mmtad_sample", seed=15, beam_width=6, draft_len=3),
-        replace(BASE, method="traversal", seed=16, replacement=True),
+        replace(BASE, method="traversal", seed=16),
     ]
 
 

@@ -38,7 +38,7 @@ def check(result: Result, reference: LlamaForCausalLM, count: int) -> None:
 @pytest.mark.parametrize("count", [0, 3, 20])
 def test_prompts_have_the_checkpoints_own_log_probabilities(llm: LLM, reference: LlamaForCausalLM, count: int) -> None:
     params = [
-        replace(BASE, prompt_logprobs=count, method=method) for method in ("sample", "mtad", "block", "specinfer")
+        replace(BASE, prompt_logprobs=count, method=method) for method in ("sample", "mtad", "block", "traversal")
     ]
     for again in range(2):  # the second time, all prompts are kept
         for result in llm.generate(PROMPTS, params):

@@ -103,7 +103,6 @@ def pick_values(chance: random.Random) -> dict[str, Any]:
         "draft_len": chance.randint(1, 4),
         "beam_width": chance.randint(1, 4),
         "branching": chance.choice([(2, 2, 1, 1), (3, 1), (4,)]),
-        "replacement": chance.random() < 0.5,
         "accept_threshold": chance.choice([0.0, 0.3, 0.8]),
         "draft_confidence": chance.choice([0.0, 0.0, 0.1, 0.4]),
         "temperature": chance.choice([0.0, 1.0, 1.0]),

@@ -51,7 +51,7 @@ def ranks(requests: Sequence[Request]) -> tuple[list[int], np.ndarray]:
 LOSSY: tuple[dict[str, Any], ...] = (
     {"thinking_method": "mtad", "thinking_threshold": 0.0},
     {"thinking_method": "ensemble", "thinking_threshold": 0.0},
-    {"thinking_method": "modal"},
+    {"thinking_method": "relaxed"},
     {"thinking_method": "budget", "thinking_divergence": 1.0},
 )
 BASE = DecodingParams(method="block", draft_len=3, max_tokens=60, top_logprobs=VOCAB, ignore_eos=True)
@@ -170,7 +170,7 @@ PROMPT = "How many<think>"
 
 
 def test_a_limit_closes_a_thought_and_the_grammar_holds_behind_it(plain: LLM) -> None:
-    params = replace(TAGGED, thinking_token_budget=9, regex="[a-z]{3,6}", n=3, top_logprobs=2)
+    params = replace(TAGGED, thinking_token_budget=9, regex="[a-z]{3,6}", n=3, top_logprobs=2, draft_details=True)
     closing = plain.tokenize("</think>", special_tokens=False)
     for result in plain.generate(PROMPT, params):
         assert result.token_ids[9 : 9 + len(closing)] == closing
@@ -179,6 +179,8 @@ def test_a_limit_closes_a_thought_and_the_grammar_holds_behind_it(plain: LLM) ->
         assert result.text.startswith(result.reasoning)  # a character that the limit cuts belongs to neither part
         assert result.text.endswith(f"</think>{result.answer}")
         assert len(result.top_logprobs) == len(result.token_ids)
+        for token, own in zip(result.token_ids, result.details, strict=True):
+            assert own.accepted is None or own.accepted.token == token
         scored = plain.generate(
             [*result.prompt_token_ids, *result.token_ids], DecodingParams(max_tokens=0, prompt_logprobs=0)
         )[0].prompt_logprobs[len(result.prompt_token_ids) - 1 :]

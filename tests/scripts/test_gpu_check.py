@@ -29,8 +29,8 @@ def test_every_check_passes_in_a_bare_checkout_or_says_why_not(tmp_path: Path) -
     skipped = {name: one["why"] for name, one in checks.items() if one["state"] == "skipped"}
     assert skipped.pop("attention").startswith("runs on a GPU, not on cpu")
     assert skipped == {
-        **dict.fromkeys(("onnxruntime", "tensorrt-rtx", "tensorrt"), "needs a GPU"),
-        "tensorrt-llm": "needs tensorrt-llm 1.4.0rc1; installed: none",
+        **dict.fromkeys(("onnxruntime", "tensorrt-rtx", "tensorrt", "tensorrt-llm"), "needs a GPU"),
+        "tensorrt-llm-worker": "needs tensorrt-llm 1.4.0rc1; installed: none",
     }
     assert {one["state"] for name, one in checks.items() if name not in (*skipped, "attention")} == {"passed"}
     assert all(checks[name]["compared"] for name in ("engine", "blocks", "pages"))

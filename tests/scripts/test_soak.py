@@ -29,14 +29,20 @@ def test_a_server_under_attack_gives_every_control_stream_its_text(
     assert (tmp_path / "soak.png").is_file()
     wrong: list[tuple[dict[str, Any], str, Any]] = [
         (figures["streams"]["alone"], "problems", ["wrong: 'a' instead of 'b'"]),
-        (figures["streams"]["beside attacks"], "gap", figures["streams"]["alone"]["gap"] + 1),
+        *(
+            (figures["streams"]["beside attacks"], name, figures["streams"]["alone"][name] + 1)
+            for name in ("gap", "health")
+        ),
         (figures["attacks"]["brackets"], "given", {"500": 1}),
         (figures, "files", [10, 100]),
         (figures, "left_over", ["mtad_requests_running 1.0"]),
     ]
     for place, name, value in wrong:
         known, place[name] = place[name], value
-        assert len(problems(figures)) == 1 + ("waited" in str(problems(figures)) and name != "gap"), name
+        found = problems(figures)
+        assert sum("waited" not in problem for problem in found) == (name not in ("gap", "health")), name
+        assert name != "gap" or "control stream waited" in str(found)
+        assert name != "health" or "health waited" in str(found)
         place[name] = known
 
 

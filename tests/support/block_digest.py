@@ -76,7 +76,7 @@ def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, 
     block.decide(0, rows, layout.rows, *draft, noise.accept, noise.bonus, decisions)
     columns = np.zeros((3, rows, layout.draft_len), np.int64)
     step_inputs.kept_columns(committed, scored, decisions, *columns)
-    floats = trees.log_q, scored.log_q, decisions.log_probs  # libraries' logarithms differ in the last bits
+    floats = trees.log_q, decisions.log_probs  # libraries' logarithms differ in the last bits
     rounded = [np.round(np.nan_to_num(x, neginf=-1e3), 4) + 0.0 for x in floats]
     whole = trees.tokens, trees.parents, trees.drafted, trees.ended, scored.origins, tokens, positions, write_at, mask
     told = decisions.tokens, decisions.lengths, decisions.paths, decisions.finite, columns

@@ -55,14 +55,34 @@ def write_plan(path: Path, graph: Path, spec: EngineSpec, plan: TensorRtPlan) ->
     path.write_text(json.dumps({"graph": str(graph), "profiles": profile_shapes(spec, plan)}))
 
 
+class IRuntimeCache:
+    def __init__(self) -> None:
+        self.blob = b""
+
+    def deserialize(self, blob: bytes) -> bool:
+        self.blob = blob
+        return blob.startswith(b"kernels")
+
+    def serialize(self) -> bytes:
+        return self.blob or b"kernels"
+
+
 class IRuntimeConfig:
     def __init__(self) -> None:
+        self.cache: IRuntimeCache | None = None
         self.strategy = ExecutionContextAllocationStrategy.STATIC
         self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
         self.cuda_graph_strategy = CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
 
     def set_execution_context_allocation_strategy(self, strategy: ExecutionContextAllocationStrategy) -> None:
         self.strategy = strategy
+
+    def create_runtime_cache(self) -> IRuntimeCache:
+        return IRuntimeCache()
+
+    def set_runtime_cache(self, cache: IRuntimeCache | None = None) -> bool:
+        self.cache = cache
+        return True
 
 
 class IExecutionContext:
@@ -95,9 +115,6 @@ class IExecutionContext:
 
     def infer_shapes(self) -> list[str]:
         return [tensor.name for tensor in self._session.get_inputs() if tensor.name not in self._shapes]
-
-    def is_stream_capturable(self, stream: int) -> bool:
-        return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         if not self._memory or self.infer_shapes():

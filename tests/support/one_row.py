@@ -119,13 +119,8 @@ class OneRow:
     def judge(self, tree: Any, accept: Sequence[Any]) -> tuple[Tokens, Distribution]:
         """The path that the rule keeps, and the distribution of the bonus token."""
         scored = self.scored(tree, accept)
-        bonus = mtad.rules_scored.Bonus(
-            np.zeros(self.vocab, np.int32),
-            np.zeros(self.vocab),
-            np.zeros(1, int),
-            np.zeros(1 + len(scored.tokens)),
-            np.full(1, math.inf),
-        )
+        ids, weights, spent = np.zeros(self.vocab, np.int32), np.zeros(self.vocab), np.zeros(1 + len(scored.tokens))
+        bonus = mtad.rules_scored.Bonus(ids, weights, np.zeros(1, int), spent)
         node = self.rule(self.row, scored, bonus)
         path: Tokens = ()
         at = node

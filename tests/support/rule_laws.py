@@ -107,23 +107,10 @@ def children(draft: Draft, at: Path) -> list[Path]:
     return [path for path in itertools.chain(*draft[: len(at.tokens) + 1]) if path.parent == at.node]
 
 
-def left_of(request: Request, q: Distribution, token: int) -> Distribution:
-    """What a child leaves of q: the others' shares, where it was drawn without replacement."""
-    rest = q if request.params.replacement else {one: value for one, value in q.items() if one != token}
+def left_of(q: Distribution, token: int) -> Distribution:
+    """What a child leaves of q, the others' shares: it was drawn without replacement."""
+    rest = {one: value for one, value in q.items() if one != token}
     return {one: value / sum(rest.values()) for one, value in rest.items()}
-
-
-def recursive_rejection(request: Request, draft: Draft, at: Path = ROOT) -> Iterator[Outcome]:
-    """arXiv 2305.09781, algorithm 2: each child against what those before it left of p, and of q."""
-    left, p, q = 1.0, request.p(at.tokens), request.q(at.tokens)
-    for child in children(draft, at):
-        token = child.tokens[-1]
-        passes = min(1.0, p.get(token, 0.0) / q[token])
-        for chance, kept, bonus in recursive_rejection(request, draft, child) if passes else ():
-            yield left * passes * chance, kept, bonus
-        left *= 1 - passes
-        p, q = residual(p, q), left_of(request, q, token)
-    yield left, at.tokens, p
 
 
 def traversal(request: Request, draft: Draft) -> Iterator[Outcome]:
@@ -144,7 +131,7 @@ def traversal(request: Request, draft: Draft) -> Iterator[Outcome]:
                     yield left * chance, kept, bonus
             left *= nothing
             mass = sum(max(weight * value - q.get(one, 0.0), 0.0) for one, value in p.items())
-            p, q = residual(p, q, weight), left_of(request, q, token)
+            p, q = residual(p, q, weight), left_of(q, token)
             weight = 1.0 if not at.tokens else mass / (mass + 1 - weight) if mass else 0.0
         yield left * weight, at.tokens, p
         yield left * (1 - weight), None, p
@@ -192,19 +179,6 @@ def joint_sample(request: Request, draft: Draft) -> Iterator[Outcome]:
         yield math.exp(request.log_p(path)) / mass, path, request.p(path)
 
 
-def modal(request: Request, draft: Draft) -> Iterator[Outcome]:
-    """The longest prefix of the best path within so many nats of the target's mode, the bonus token included."""
-    path, spent, kept, left = best(draft), 0.0, 0, request.params.threshold
-    for at, token in enumerate(path, 1):
-        p = request.p(path[: at - 1])
-        spent += log(max(p.values())) - log(p.get(token, 0.0))
-        if spent <= request.params.threshold:
-            kept, left = at, request.params.threshold - spent
-    p = request.p(path[:kept])
-    possible = {one: value for one, value in p.items() if log(value) >= log(max(p.values())) - left - 1e-6}
-    yield 1.0, path[:kept], {one: value / sum(possible.values()) for one, value in possible.items()}
-
-
 def typical(request: Request, draft: Draft) -> Iterator[Outcome]:
     """arXiv 2401.10774, section 2.3.1: the deepest path of tokens likelier than min(eps, sqrt(eps) exp(-entropy))."""
     epsilon = request.params.threshold
@@ -226,16 +200,6 @@ def prefix(
     while at < len(chain) and passes(request.p(chain[:at]), request.q(chain[:at]), chain[at]):
         at += 1
     yield 1.0, chain[:at], request.p(chain[:at])
-
-
-def threshold(request: Request, draft: Draft) -> Iterator[Outcome]:
-    """Tokens with p / q above a fixed ratio."""
-    tau = log(request.params.threshold)
-
-    def passes(p: Distribution, q: Distribution, token: int) -> bool:
-        return token in p and log(p[token]) - log(q[token]) > tau
-
-    yield from prefix(request, best(draft), passes)
 
 
 def relaxed(request: Request, draft: Draft) -> Iterator[Outcome]:

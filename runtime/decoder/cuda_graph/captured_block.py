@@ -159,11 +159,12 @@ class CapturedBlock:
         tree = Tree.empty(key.rows, key.levels, key.width, self._is_end.device)
         inputs, keep = block.first_inputs(given, key.length, capacity), self._keep[1:2]
         for level in range(key.levels):
-            drawn.append(launches.filtered(self._step(auxiliary, inputs, keep), given))
+            logits = self._step(auxiliary, inputs, keep, drafted=max(level - 1, 0) * key.width)
+            drawn.append(launches.filtered(logits, given))
             inputs = launches.draw_level(level, tree, drawn[-1], given, self._is_end, key.length, capacity)
             keep = self._keep[: key.width]
         return tree, drawn
 
-    def _step(self, engine: Engine, inputs: Step, keep: Tensor) -> Tensor:
+    def _step(self, engine: Engine, inputs: Step, keep: Tensor, drafted: int = 0) -> Tensor:
         """Logits [R, N, V] of the vocabulary that the pair shares, in the graph's own memory."""
-        return engine.enqueue(base.Step(*inputs, keep))[..., : len(self._is_end)]
+        return engine.enqueue(base.Step(*inputs, keep, drafted=drafted))[..., : len(self._is_end)]

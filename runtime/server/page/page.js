@@ -332,10 +332,13 @@ class Answer {
   }
 }
 
+let pointed = null; // the element that is pointed at, or has the focus
+
 /** Shows what is known of the token that is pointed at. */
 function hint(span) {
-  const tip = at("tip"), token = span?.token;
-  tip.hidden = token?.p === undefined; // without draft_details, nothing is known
+  const tip = at("tip"), token = span?.token, place = span?.getClientRects()[0];
+  pointed = span;
+  tip.hidden = !place || token?.p === undefined; // it is not shown, or, without draft_details, nothing is known
   if (tip.hidden) return;
   const title = made("p"), quoted = (text) => made("code", `“${text.replaceAll("\n", "⏎")}”`);
   title.append(quoted(span.textContent), token.accepted
@@ -356,7 +359,7 @@ function hint(span) {
     lines.push(line);
   });
   tip.replaceChildren(...lines);
-  const place = span.getClientRects()[0], size = tip.getBoundingClientRect();
+  const size = tip.getBoundingClientRect();
   const below = place.bottom + 6 + size.height < innerHeight;
   tip.style.left = `${Math.max(8, Math.min(place.left, innerWidth - size.width - 8))}px`;
   tip.style.top = `${below ? place.bottom + 6 : Math.max(8, place.top - size.height - 6)}px`;
@@ -587,6 +590,6 @@ at("key-form").addEventListener("submit", (event) => {
 });
 at("panel").open = matchMedia("(min-width: 60rem)").matches;
 at("parameters").addEventListener("input", fit);
-addEventListener("scroll", () => hint(null), { passive: true });
+addEventListener("scroll", () => hint(pointed), { passive: true });
 reset("with drafts", `${PLAIN}: one token per pass`);
 load().catch((error) => fail(error.message));

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engines.base import Step
-from engines.graphs.capture import Work
+from engines.graphs.capture import Uncapturable, Work
 from engines.graphs.runner import GraphRunner, StepShape
 from tests.support.fake_cuda import FakeRecorder
 from tests.support.mock_engine import mock_spec
@@ -100,6 +100,18 @@ def test_every_shape_lies_at_the_same_addresses(runner: Runner) -> None:
 def test_masks_are_rounded_to_powers_of_two_pages_within_the_capacity(length: int, bucket: int) -> None:
     shape = StepShape(3, 5, length, 2)
     assert shape.bucket(CAPACITY) == StepShape(3, 5, bucket, 2)
+
+
+def test_a_step_that_cannot_be_captured_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(work: Work) -> Work:
+        raise Uncapturable("it looks at the device")
+
+    runner = Runner()
+    monkeypatch.setattr(runner.recorder, "record", refuse)
+    for seed in range(2):
+        step = step_of(2, 3, 64, 1, seed)
+        assert torch.equal(runner.graphs.replay(step), model(step))
+    assert len(runner.bound) == 1
 
 
 def test_the_least_recently_used_graph_goes_first() -> None:

@@ -32,8 +32,8 @@ from tests.support.schedules import run_schedule
 from tests.support.steps import make_step, some_tokens
 
 FLOAT32 = RuntimeConfig(threads=1, provider="openvino", compute="float32")
-LOSSLESS = ("block", "specinfer", "traversal")
-METHODS = ("sample", "speculative", "block", "specinfer", "mtad", "mmtad", "modal", "bild", "mmtad_sample")
+LOSSLESS = ("block", "traversal")
+METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "bild", "mmtad_sample")
 
 
 def _prefer(runtime: str, engine: Engine, rows: int) -> float:

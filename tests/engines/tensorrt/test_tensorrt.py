@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import inspect
 import itertools
@@ -25,10 +26,12 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import engines.tensorrt_plan
 import export.tensorrt
 from engines.base import EngineSpec
-from engines.folder import open_engine, read_spec, write_spec
+from engines.folder import cache_folder, open_engine, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
+from engines.placement import Placement
 from engines.pytorch.hook import cache_shape
-from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine, load_plan
+from engines.tensorrt import engine as engine_of
+from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine, load_plan, open_tensorrt
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
@@ -362,6 +365,36 @@ def test_a_prompts_step_is_not_captured(engine: TensorRTEngine) -> None:
     assert not engine.graphs.captured
 
 
+def test_what_was_compiled_is_kept_for_the_next_process(target_graphs: dict[str, Path], tmp_path: Path) -> None:
+    spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN, build_hash="kept")
+    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
+    first = opened(tmp_path, spec)
+    assert first._config
+    first._config.cache.blob = b"kernels of a shape"
+    del first
+    gc.collect()
+    assert (cache_folder() / "tensorrt-rtx" / "kept.kernels").read_bytes() == b"kernels of a shape"
+    second = opened(tmp_path, spec)
+    assert second._config
+    assert second._config.cache.blob == b"kernels of a shape"
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_without_graphs_nothing_is_captured(
+    graphs: bool, target_graphs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(SPEC, format="tensorrt", plan=replace(PLAN, gpu=ADA.name))
+    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
+    asked: list[Any] = []
+    monkeypatch.setattr(engine_of, "load_runtime", lambda _: fake_tensorrt)
+    monkeypatch.setattr(engine_of, "check_plan", lambda *given: None)
+    for name in ("CudaRecorder", "NoRecorder"):
+        monkeypatch.setattr(engine_of, name, lambda device, name=name: asked.append(name))
+    monkeypatch.setattr(engine_of, "TensorRTEngine", lambda *given: None)
+    open_tensorrt(tmp_path, spec, Placement(graphs=graphs))
+    assert asked == ["CudaRecorder" if graphs else "NoRecorder"]
+
+
 def test_contexts_are_bounded_by_the_graphs_that_are_kept(engine: TensorRTEngine) -> None:
     kept = [weakref.ref(context) for context in engine._engine.contexts]
     engine._engine.contexts.clear()  # only the engine keeps them now
@@ -433,7 +466,7 @@ def _signatures(function: Any) -> list[list[str]]:
     return [re.findall(r"(\w+): (?!\d)", parameters) for parameters in found]
 
 
-@pytest.mark.parametrize("name", ["Runtime", "ICudaEngine", "IExecutionContext", "IRuntimeConfig"])
+@pytest.mark.parametrize("name", ["Runtime", "ICudaEngine", "IExecutionContext", "IRuntimeConfig", "IRuntimeCache"])
 def test_the_stand_in_has_the_runtimes_signatures(name: str) -> None:
     fake, real = getattr(fake_tensorrt, name), getattr(tensorrt_rtx, name)
     for method, function in vars(fake).items():
@@ -441,7 +474,7 @@ def test_the_stand_in_has_the_runtimes_signatures(name: str) -> None:
             ours = list(inspect.signature(function).parameters)[1:]
             assert ours in _signatures(getattr(real, method)), f"{name}.{method}"
     if name == "IRuntimeConfig":
-        assert vars(fake()).keys() - {"strategy"} <= set(dir(real))
+        assert vars(fake()).keys() - {"strategy", "cache"} <= set(dir(real))
 
 
 @pytest.mark.parametrize(

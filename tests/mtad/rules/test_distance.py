@@ -83,22 +83,6 @@ def test_a_chain_is_a_tree_of_width_1(asked: dict[str, Any]) -> None:
         assert block.log_probs[0] == block.log_probs[1]
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.5, 2.0])
-def test_a_modal_block_stays_within_its_threshold_of_the_targets_mode(threshold: float) -> None:
-    """Bonus token included, under the target alone, with an auxiliary that knows nothing of it."""
-    params = replace(BASE, method="modal", draft_len=4, beam_width=4, accept_threshold=threshold)
-    largest = 0.0
-    for seed in range(100):
-        pair, distance = mock_pair(seed, 9, peak=1.0, noise=3.0), 0.0
-        text = tuple(run_block([Row(pair, params, (), (seed, 0))], 9).tokens[0])
-        for at, token in enumerate(text):
-            logits = pair.target(text[:at])
-            distance += float(logits.max() - logits[token])
-        assert distance <= threshold + 1e-5
-        largest = max(largest, distance)
-    assert largest >= threshold / 2
-
-
 @pytest.mark.parametrize("method", ["mmtad", "mmtad_sample", "typical"])
 def test_texts_end_within_a_block_though_longer_paths_pass(method: str) -> None:
     """A text that has ended counts at every depth below its own, so that some win."""

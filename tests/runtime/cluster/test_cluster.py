@@ -342,8 +342,6 @@ def test_keys_stand_for_all_the_text_up_to_them() -> None:
     more = [*chat, {"role": "assistant", "content": "z"}]
     first, second = (prefix_keys(json.dumps({"messages": one}).encode()) for one in (chat, more))
     assert second[: len(first)] == first != []
-    assert prefix_keys(json.dumps({"input": chat}).encode()) == first, "of responses as well"
-    assert prefix_keys(json.dumps({"input": long}).encode()) == keys
     assert prefix_keys(json.dumps({"prompt": [1] * 400}).encode())
     for nothing in (b"", b"[", b"[1]", b"{}", b'{"prompt": ""}', b'{"prompt": {"a": 1}}', b"\xff"):
         assert prefix_keys(nothing) == []

@@ -48,7 +48,7 @@ class FakeRay:
             remote=lambda: SimpleNamespace(reports=SimpleNamespace(remote=lambda: None))
         )
 
-    def get(self, _: Any) -> list[Any]:
+    def get(self, _: Any, timeout: float) -> list[Any]:
         return self.reports
 
     def delete(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import numpy as np
@@ -153,3 +154,13 @@ def test_a_tokenizer_that_cannot_be_used_is_named() -> None:
         Constrainer(plain, 2, [0]).check(replace(FREE, regex="a"))
     with pytest.raises(InvalidInput, match="no end-of-sequence token"):
         Constrainer(letters("ab"), 3, []).check(replace(FREE, regex="a"))
+
+
+def test_an_llguidance_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokenizer(text: str, n_vocab: int, eos_token: int) -> None:
+        """That of 0.7.29, which TensorRT-LLM 1.2 pins, is given one token."""
+        operator.index(eos_token)
+
+    monkeypatch.setattr("llguidance.LLTokenizer", tokenizer)
+    with pytest.raises(InvalidInput, match=r"llguidance = '[\d.]+': older than 1\.9"):
+        Constrainer(letters("ab"), 3, [0]).check(replace(FREE, regex="a"))

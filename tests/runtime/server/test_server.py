@@ -80,15 +80,12 @@ def test_temperature_zero_is_greedy_unless_a_lossy_method_is_named_and_answers_s
     whole = client.completions.with_raw_response.create(prompt=PROMPTS, **asked)
     streamed = client.completions.with_raw_response.create(prompt=PROMPTS[0], stream=True, **asked)
     chat = client.chat.completions.with_raw_response.create(messages=[{"role": "user", "content": "Hello"}], **asked)
-    del asked["max_tokens"]
-    response = client.responses.with_raw_response.create(input="Hello", max_output_tokens=16, **asked)
-    for answer in (whole, streamed, chat, response):
+    for answer in (whole, streamed, chat):
         assert answer.headers["x-mtad-lossless"] == str(lossless).lower()
-    for answer in (whole, chat, response):
+    for answer in (whole, chat):
         assert answer.parse().usage.to_dict()["mtad"]["lossless"] is lossless
     assert [choice.text for choice in whole.parse().choices] == expected
     assert "".join(chunk.choices[0].text for chunk in streamed.parse()) == expected[0]
-    assert response.parse().output_text == chat.parse().choices[0].message.content
 
 
 @pytest.mark.parametrize("method", list(METHODS))

@@ -77,9 +77,3 @@ def test_an_answer_has_a_bounded_number_of_them(server: LiveServer, monkeypatch:
     assert ask(server, **asked, n=2)[0] == 200
     status, answer = ask(server, **asked, n=3)
     assert (status, answer["error"]["param"]) == (400, "echo")
-
-
-def test_responses_have_no_place_for_them(server: LiveServer) -> None:
-    body = {"model": MODEL, "input": "S", "prompt_logprobs": 1}
-    status, _, answer = call(server, "POST", "/v1/responses", body)
-    assert (status, answer["error"]["param"]) == (400, "prompt_logprobs")

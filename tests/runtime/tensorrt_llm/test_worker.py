@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from mtad.errors import InvalidInput
@@ -17,6 +20,7 @@ from mtad.params import DecodingParams
 from runtime.tensorrt_llm import compat
 from runtime.tensorrt_llm import worker as ours
 from tests.support import fake_spec_worker as fake
+from tests.support.commands import Outcome, Run
 from tests.support.mock_engine import VOCAB
 
 PARAMS = DecodingParams(method="mtad", beam_width=1, draft_len=3, accept_threshold=0.3)
@@ -48,26 +52,29 @@ def make_requests(draft_probs: Tensor, begun: int) -> list[Request]:
     return made
 
 
-def decided(requests: Sequence[Request], draft_probs: Tensor, penalised: int = -1, greedy: bool = False) -> Any:
+def decided(requests: Sequence[Request], draft_probs: Tensor, greedy: bool = False) -> Any:
     """The tokens of each request that our worker keeps, or what the library's own gives."""
-    worker = ours.make_worker(fake.DraftTargetOneModelWorker, fake, 0.3)(None, None)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(fake, ours.SEAM, ours.accept_by(0.3))
+    worker = fake.SpecWorkerBase()
     rows = torch.tensor([len(request.logits) for request in requests])
     names, slots = ("temperature", "top_k", "top_p"), torch.tensor([request.slot for request in requests])
     each = (torch.tensor([getattr(request, name) for request in requests]) for name in names)
     filters = {f"{name}s": values.repeat_interleave(rows) for name, values in zip(names, each, strict=True)}
     own = {"batch_slot_ids": slots, "request_seeds": slots, "request_offsets": 4 * slots, "draft_probs": draft_probs}
+    width = {"draft_probs_last_dim": VOCAB}
     state = {"advanced_sampling_mode": "full", "use_rejection_sampling": True, "is_all_greedy_sample": greedy}
     none = torch.zeros(int(rows.sum()))
-    meta = SimpleNamespace(**filters, **own, **state, min_ps=none, penalised=penalised, committed=0)
+    meta = SimpleNamespace(**filters, **own, **width, **state, min_ps=none)
     drafts = torch.tensor([request.draft for request in requests if request.draft], dtype=torch.int32)
     begun, logits = len(requests) - len(drafts), torch.cat([request.logits for request in requests])
     found = worker._accept_draft_tokens(logits, drafts.view(-1, LEVELS), begun, len(requests), meta)
+    monkeypatch.undo()
     if found is fake.STRICT:
         return found
     tokens, counts = found
     assert tokens.dtype == counts.dtype == torch.int32
     assert tokens.shape == (len(requests), 1 + LEVELS)
-    assert meta.committed == int(counts.sum())
     return [row[:count] for row, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
 
 
@@ -93,17 +100,15 @@ def test_chains_are_decided_as_the_paper_has_it() -> None:
     assert kept == set(range(levels + 1))
 
 
-@pytest.mark.parametrize("penalised", [-1, 4])
-def test_a_requests_tokens_are_its_own_whoever_else_is_in_the_batch(penalised: int) -> None:
+def test_a_requests_tokens_are_its_own_whoever_else_is_in_the_batch() -> None:
     """Requests have places, slots, filters and seeds of their own; some are in context."""
     draft_probs = torch.randn(SLOTS, LEVELS, VOCAB, generator=torch.Generator().manual_seed(1)).mul(2).softmax(-1)
     requests = make_requests(draft_probs, begun=3)
-    together = decided(requests, draft_probs, penalised)
+    together = decided(requests, draft_probs)
     for request, tokens in zip(requests, together, strict=True):
         beside = [] if request.draft else requests[-1:]  # a batch of prompts alone is the library's own
-        assert decided([request, *beside], draft_probs, penalised)[0] == tokens
+        assert decided([request, *beside], draft_probs)[0] == tokens
         assert tokens[:-1] == request.draft[: len(tokens) - 1], "what is kept was drafted"
-        assert tokens[-1] != penalised
     assert [len(tokens) for tokens in together[:3]] == [1, 1, 1]
     assert sum(map(len, together)) > SLOTS + 4
 
@@ -136,34 +141,72 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake.install(monkeypatch)
 
 
-def test_the_worker_is_in_its_place_while_the_model_is_built(library: SimpleNamespace) -> None:
-    llm = ours.open_llm("target", "auxiliary", PARAMS, max_batch_size=8)
-    assert isinstance(llm.worker, fake.DraftTargetOneModelWorker)
-    assert type(llm.worker) is not fake.DraftTargetOneModelWorker
-    assert sys.modules[ours.UTILS].DraftTargetOneModelWorker is fake.DraftTargetOneModelWorker
-    config = llm.speculative_config
-    assert (config.max_draft_len, config.speculative_model, config.use_rejection_sampling) == (3, "auxiliary", True)
-    assert llm.max_batch_size == 8
+def exported(folder: Path, checkpoints: tuple[Path, Path], run: Run, **defaults: Any) -> Outcome:
+    given = ["--target", checkpoints[0], "--auxiliary", checkpoints[1], "--to", "tensorrt-llm-worker"]
+    return run("export", folder, *given, "--defaults", json.dumps({"method": "mtad", **defaults}))
+
+
+def test_what_is_exported_starts_the_librarys_server_with_our_rule(
+    library: SimpleNamespace, checkpoints: tuple[Path, Path], run: Run, tmp_path: Path
+) -> None:
+    assert exported(tmp_path / "worker", checkpoints, run, draft_len=3, accept_threshold=0.2).code == 0
+    config = tmp_path / "worker" / "worker.yaml"
+    drafts = {"decoding_type": "Draft_Target", "max_draft_len": 3, "speculative_model": str(checkpoints[1])}
+    own = {"speculative_config": {**drafts, "use_rejection_sampling": True}}
+    assert yaml.safe_load(config.read_text()) == {
+        "model": str(checkpoints[0]),
+        **own,
+        "mtad": {"accept_threshold": 0.2},
+    }
+    ours.serve([str(config), "--port", "8001"])
+    ((module, arguments),) = library.served
+    assert module == "tensorrt_llm.commands.serve"
+    assert arguments[:3] == ["trtllm-serve", str(checkpoints[0]), "--config"]
+    assert arguments[4:] == ["--port", "8001"]
+    assert sys.modules[ours.INTERFACE].rejection_sampling_one_model.__qualname__.startswith("accept_by")
+    assert ours.open_llm("target", "auxiliary", PARAMS)["model"] == "target"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "field"),
+    [({"beam_width": 4}, "beam_width"), ({"method": "mmtad"}, "method"), ({"draft_len": "auto"}, "draft_len")],
+)
+def test_what_the_worker_cannot_do_is_refused(
+    defaults: dict[str, Any], field: str, checkpoints: tuple[Path, Path], run: Run, tmp_path: Path
+) -> None:
+    outcome = exported(tmp_path / "worker", checkpoints, run, **defaults)
+    assert (outcome.code, list(tmp_path.iterdir())) == (2, [])
+    assert f"{field} = " in outcome.err
+
+
+def test_models_in_other_processes_are_refused(library: SimpleNamespace, tmp_path: Path) -> None:
+    config = tmp_path / "worker.yaml"
+    config.write_text(yaml.safe_dump(ours.worker_config("t", "a", PARAMS) | {"tensor_parallel_size": 2}))
+    with pytest.raises(InvalidInput, match="tensor_parallel_size"):
+        ours.install(config)
+    with pytest.raises(InvalidInput, match="ranks"):
+        ours.serve([str(config), "--tp_size", "2"])
     library.single = False
-    with pytest.raises(InvalidInput, match="start Python with it set to 1"):
+    with pytest.raises(InvalidInput, match="TLLM_WORKER_USE_SINGLE_PROCESS"):
         ours.open_llm("target", "auxiliary", PARAMS)
 
 
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(
-    ("values", "options", "field"),
-    [
-        ({"beam_width": 4}, {}, "beam_width"),
-        ({"thinking_method": "sample"}, {}, "thinking_method"),
-        ({"method": "mmtad"}, {}, "method"),
-        ({"method": "speculative"}, {}, "method"),
-        ({}, {"tensor_parallel_size": 2}, "tensor_parallel_size"),
-    ],
-)
-def test_what_that_place_cannot_do_is_refused(values: dict[str, Any], options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        ours.open_llm("target", "auxiliary", DecodingParams.from_dict(values, PARAMS), **options)
-    assert caught.value.field == field
+def test_what_the_library_has_changed_is_named(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contract: the function that is replaced, the method that calls it, and by which names."""
+    ours.check_contract(interface := sys.modules[ours.INTERFACE])
+
+    def renamed(draft_probs: Tensor, draft_token_ids: Tensor, target_probs: Tensor, seed: int, offset: int) -> None: ...
+
+    def another(self: Any, logits: Tensor, draft_tokens: Tensor, num_contexts: int) -> None: ...
+
+    for owner, name, other, said in (
+        (interface, ours.SEAM, renamed, f"changed in {ours.INTERFACE}: {ours.SEAM};"),
+        (fake.SpecWorkerBase, ours.CALLER, another, f"SpecWorkerBase.{ours.CALLER}, the call of {ours.SEAM};"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            with pytest.raises(InvalidInput, match=said):
+                ours.check_contract(interface)
 
 
 @pytest.mark.usefixtures("library")
@@ -173,6 +216,7 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
         ours.open_llm("target", "auxiliary", PARAMS)
 
 
-def test_without_the_library_there_is_one_clear_error() -> None:
+def test_without_the_library_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     with pytest.raises(InvalidInput, match="NVIDIA's package index"):
         ours.open_llm("target", "auxiliary", PARAMS)

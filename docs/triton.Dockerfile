@@ -1,0 +1,13 @@
+# The image of kubernetes.yaml: Triton's own container with this package in its Python.
+#   docker build --file docs/triton.Dockerfile --build-arg TRITON=<an image tritonserver:*-py3> --tag mtad-triton:0.1.0 .
+ARG TRITON
+FROM ${TRITON}
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY engines engines
+COPY export export
+COPY mtad mtad
+COPY runtime runtime
+# the kernels' launcher is compiled in C at their first launch
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && pip install --no-cache-dir '.[serve,gpu]'

@@ -1,0 +1,83 @@
+"""What a block should take on a GPU, estimated from what it reads, launches and waits for: nothing of it was measured.
+
+Bytes follow from the shapes. Launches of the PyTorch path were counted (`tests/runtime/decoder/cuda_graph/`); those
+inside TensorRT's and TensorRT-LLM's plans are assumed. What a launch costs, and what part of its bandwidth a GPU
+reaches, are assumed as well, and stand below with the rest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scripts.results import Rows
+
+WEIGHTS = {"target": 8.03e9, "auxiliary": 1.24e9}
+"""Parameters of Llama-3.1-8B and Llama-3.2-1B, two bytes each; a step reads all of them."""
+CACHE = {"target": 2 * 32 * 8 * 128 * 2, "auxiliary": 2 * 16 * 8 * 64 * 2}
+"""Bytes of keys and values of a column."""
+LAYERS = {"target": 32, "auxiliary": 16}
+LEVELS, COLUMNS = 4, 512
+"""Of the draft, and columns of the one row's text."""
+KERNELS = {"sample": 482, "speculative": 1534, "mtad": 1466, "mmtad": 1512}
+"""Launches of a block on the PyTorch path, which `docs/gpu.md` has as well."""
+BANDWIDTH = {"H100": 3.35e12, "Jetson Orin": 0.2048e12}
+"""Bytes per second, by the data sheets."""
+REACHED, KERNEL, GRAPH, LAUNCH, COPY, WAIT = 0.9, 2.5e-6, 10e-6, 6e-6, 8e-6, 20e-6
+"""Assumed: the part of the bandwidth that matrix products reach; seconds between two kernels of a graph, of a graph's
+launch, of an eager launch or a small copy by the host, and of a wait."""
+
+
+class Path(NamedTuple):
+    """What a path does in a block of `mtad` beside reading.
+
+    Attributes:
+        kernels: inside graphs. graphs, launches, copies, waits: the host's.
+    """
+
+    kernels: int
+    graphs: int = 1
+    launches: int = 0
+    copies: int = 2
+    waits: int = 1
+
+    @property
+    def host(self) -> float:
+        """Seconds of the host in a block, its waits included."""
+        return self.graphs * GRAPH + self.launches * LAUNCH + self.copies * COPY + self.waits * WAIT
+
+
+def plan_kernels(per_layer: int, between: int) -> int:
+    """Kernels of a block: so many per layer of each step, and `between` per step for its inputs and what is drawn."""
+    return per_layer * (LAYERS["target"] + LEVELS * LAYERS["auxiliary"]) + between * (1 + LEVELS)
+
+
+PATHS = {
+    "PyTorch, captured": Path(KERNELS["mtad"]),
+    "TensorRT-LLM plans, captured": Path(plan_kernels(per_layer=9, between=60)),
+    "TensorRT plans, a graph per step": Path(plan_kernels(8, 0), graphs=1 + LEVELS, launches=180, copies=35, waits=5),
+}
+"""Assumed of plans: 9 and 8 kernels per layer. Between TensorRT's steps, the host decides."""
+
+
+def floor(device: str) -> float:
+    """Seconds in which a GPU can read what a block of one row has to."""
+    read = sum(
+        (2 * WEIGHTS[role] + COLUMNS * CACHE[role]) * steps for role, steps in (("target", 1), ("auxiliary", LEVELS))
+    )
+    return read / BANDWIDTH[device]
+
+
+def estimate(path: Path, device: str) -> float:
+    """Seconds of a block."""
+    return floor(device) / REACHED + path.kernels * KERNEL + path.host
+
+
+def table_rows() -> Rows:
+    """One row per path and device."""
+    rows = [("path", "GPU", "floor, ms", "estimated, ms", "times its floor", "host, ms", "kernels", "waits")]
+    for device in BANDWIDTH:
+        for name, path in PATHS.items():
+            least, found = floor(device), estimate(path, device)
+            times = f"{1e3 * least:.1f}", f"{1e3 * found:.1f}", f"{found / least:.2f}", f"{1e3 * path.host:.2f}"
+            rows.append((name, device, *times, str(path.kernels), str(path.waits)))
+    return rows
