@@ -466,6 +466,7 @@ async function replay(signal) {
   const began = performance.now();
   while (queues.some((queue) => queue.length)) {
     const now = await new Promise(requestAnimationFrame);
+    if (signal.aborted) at("verdict").textContent = "";
     if (signal.aborted) return;
     queues.forEach((queue, n) => {
       const [{ time: start }] = lanes[n].frames;
