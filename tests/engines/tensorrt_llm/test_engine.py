@@ -95,13 +95,13 @@ def test_a_level_gives_what_one_step_over_its_draft_gives_whatever_was_drafted_b
     torch.testing.assert_close(found, expected[rows, at])
 
 
-METHODS = ("mtad", "mmtad", "speculative", "block", "sample", "specinfer")
+METHODS = ("mtad", "mmtad", "speculative", "block", "sample", "traversal")
 PROMPTS = ["SELECT name FROM", "def largest(values):", "S", "where do they live? " * 4, "SELECT name FROM singer", "q"]
 
 
 def params_of(methods: tuple[str, ...]) -> list[DecodingParams]:
     base = DecodingParams(max_tokens=10, ignore_eos=True)
-    own: dict[str, dict[str, Any]] = {"specinfer": {"branching": (2, 1, 1)}}
+    own: dict[str, dict[str, Any]] = {"traversal": {"branching": (2, 1, 1)}}
     return [replace(base, method=m, seed=n, **own.get(m, {"draft_len": 4})) for n, m in enumerate(methods)]
 
 
