@@ -20,7 +20,8 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.follower import language, short
 from runtime.constraints.trial_process import WHITE_SPACE
-from runtime.server.messages import Chat, Function, NamedTool
+from runtime.server.messages import Function, NamedTool
+from runtime.server.schema import ChatCompletionRequest
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,14 @@ class Calling:
     several: bool
 
     @classmethod
-    def of(cls, chat: Chat, template: str) -> Calling | None:
+    def of(cls, chat: ChatCompletionRequest, template: str) -> Calling | None:
         """What a request asks for; None if nothing may be called.
 
         Raises:
             InvalidInput: the template has no form that is known, or the choice is not among the tools.
         """
         form = next((form for form in FORMS if re.search(form.sign, template)), None)
-        choice, functions = chat.choice, [tool.function for tool in chat.tools]
+        choice, functions = chat.tool_choice, [tool.function for tool in chat.tools]
         if choice == "none" or (not functions and choice == "auto"):
             return None
         if not functions:
@@ -98,7 +99,8 @@ class Calling:
                 'in any case, with tool_choice "required" or a function'
             )
             raise InvalidInput("tools", [function.name for function in functions], problem)
-        return cls(form or LLAMA, functions, choice != "auto", chat.several and not isinstance(choice, NamedTool))
+        several = chat.parallel_tool_calls and not isinstance(choice, NamedTool)
+        return cls(form or LLAMA, functions, choice != "auto", several)
 
     def constrain(self, params: DecodingParams, tokenizer: Tokenizer, eos: Sequence[int]) -> DecodingParams:
         """Decoding parameters under which answers follow `grammar`.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
@@ -124,27 +122,3 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is to think, in vLLM's words."""
 Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
-
-
-@dataclass(frozen=True)
-class Chat:
-    """A chat that is to be continued.
-
-    Attributes:
-        choice: whether it may, must not or must call one, or which one.
-        variables: of the chat template, beside messages and tools.
-        effort: how much to think.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Tool]
-    choice: ToolChoice
-    several: bool
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    effort: str | None = None
-
-    def plain(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The messages and the tools that a chat template gets."""
-        tools = () if self.choice == "none" else self.tools
-        told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-        return [message.plain() for message in self.messages], told

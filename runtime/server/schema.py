@@ -20,7 +20,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
-from runtime.server.messages import Chat, Effort, Message, ToolChoice, Tools
+from runtime.server.messages import Effort, Message, ToolChoice, Tools
 from runtime.server.strict import MAX_ENTRIES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel, translate
 
 Token = Annotated[int, Field(ge=0)]
@@ -129,11 +129,6 @@ class Body(_Parameters):
         return {"json_schema": "response_format"} if self.response_format else {}
 
     @property
-    def chat(self) -> Chat | None:
-        """The chat that it continues; None where it continues prompts."""
-        return None
-
-    @property
     def alternatives(self) -> int | None:
         """Likeliest tokens to report at each token; None for no log-probabilities at all."""
         return None
@@ -223,10 +218,11 @@ class ChatCompletionRequest(Body):
         longest = {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
         return super().renamed | longest | {"prompt": "messages"}
 
-    @property
-    def chat(self) -> Chat:
-        told = self.chat_template_kwargs, self.reasoning_effort
-        return Chat(self.messages, self.tools, self.tool_choice, self.parallel_tool_calls, *told)
+    def plain(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The messages and the tools that a chat template gets."""
+        tools = () if self.tool_choice == "none" else self.tools
+        told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+        return [message.plain() for message in self.messages], told
 
     @property
     def alternatives(self) -> int | None:

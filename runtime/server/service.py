@@ -31,17 +31,16 @@ from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import Echo, TokenNames, check_size
-from runtime.server.messages import Chat
 from runtime.server.metrics import Metrics, exposition
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
 from runtime.server.responses import OpenAIResponse
-from runtime.server.schema import PARAMETERS, Body, CompletionRequest, advertised
+from runtime.server.schema import PARAMETERS, Body, ChatCompletionRequest, CompletionRequest, advertised
 from runtime.server.streaming import Responder, cancel_on_disconnect
 from runtime.server.tracing import begin_span, describe_request, end_span
 
-ParsedRequest = tuple[DecodingParams, Chat | None, Calling | None]
-"""What a request asks for: its parameters, the chat that it continues, and how answers may call functions."""
+ParsedRequest = tuple[DecodingParams, Calling | None]
+"""What a request asks for: its parameters, and how answers may call functions."""
 
 
 class Service:
@@ -123,17 +122,18 @@ class Service:
         return await self._scrapes.run(lambda: exposition(self.metrics.families()))
 
     def _parse(self, body: Body) -> ParsedRequest:
-        pair, chat = self.engine.llm.pair, body.chat
+        pair, calling = self.engine.llm.pair, None
         params = body.parameters(pair.defaults)
-        calling = Calling.of(chat, self._template.source(chat.tools)) if chat else None
+        if isinstance(body, ChatCompletionRequest):
+            calling = Calling.of(body, self._template.source(body.tools))
         if calling:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
-        return params, chat, calling
+        return params, calling
 
     async def _submit(
         self, body: Body, asked: ParsedRequest, request: Request, span: Span, arrived: float
     ) -> Responder:
-        params, chat, calling = asked
+        params, calling = asked
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
@@ -143,7 +143,7 @@ class Service:
             name, value = ("n", params.n) if params.n > 1 else ("prompt", f"{count} prompts")
             problem = f"at most {self.options.max_choices} choices per request here, of all prompts together"
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
-        prompts = await self._prompts(request, body, chat)
+        prompts = await self._prompts(request, body)
         if body.alternatives is not None or params.prompt_logprobs is not None or params.draft_details:
             await asyncio.to_thread(self._names.prepare)
         texts = prompts
@@ -172,12 +172,12 @@ class Service:
         times = arrived, self.options.request_seconds
         return Responder(stream, response, body.stream, span, self.metrics.gaps, self._answers, *times)
 
-    async def _prompts(self, request: Request, body: Body, chat: Chat | None) -> list[Prompt]:
-        """What a request continues, made elsewhere than in the event loop: `chat`, if it is one."""
+    async def _prompts(self, request: Request, body: Body) -> list[Prompt]:
+        """What a request continues, made elsewhere than in the event loop."""
         found: list[Prompt]
-        if chat:
-            told = await self._bodies.read(await request.body(), chat.plain)
-            text = await self._template.render(*told, chat.variables, chat.effort)
+        if isinstance(body, ChatCompletionRequest):
+            told = await self._bodies.read(await request.body(), body.plain)
+            text = await self._template.render(*told, body.chat_template_kwargs, body.reasoning_effort)
             found = [await self._tokenized(text, body.add_special_tokens or False)]
         else:
             assert isinstance(body, CompletionRequest)

@@ -6,7 +6,7 @@ const LEFT_OUT = ["n", "top_logprobs", "prompt_logprobs"];
 const GROUPS = [
   ["Output", ["max_tokens", "min_tokens", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "skip_special_tokens", "ignore_eos", "draft_details"]],
-  ["What to draft", ["method", "draft_len", "beam_width", "branching", "replacement", "draft_confidence"]],
+  ["What to draft", ["method", "draft_len", "beam_width", "branching", "draft_confidence"]],
   ["What to accept", ["accept_threshold", "divergence", "plausible", "relaxed_topk", "fly_window_size"]],
   ["Filters", []], // and whatever is in no other group
 ];
@@ -466,6 +466,7 @@ async function replay(signal) {
   const began = performance.now();
   while (queues.some((queue) => queue.length)) {
     const now = await new Promise(requestAnimationFrame);
+    if (signal.aborted) at("verdict").textContent = "";
     if (signal.aborted) return;
     queues.forEach((queue, n) => {
       const [{ time: start }] = lanes[n].frames;

@@ -86,17 +86,3 @@ def test_the_template_is_told_how_much_to_think(server: LiveServer, plain: LLM) 
 def test_what_cannot_be_done_is_refused(server: LiveServer, given: Any, param: str) -> None:
     status, _, answer = call(server, "POST", "/v1/chat/completions", {**ASKED, **given})
     assert (status, answer["error"]["param"]) == (400, param)
-
-
-def test_a_response_has_an_item_for_the_thought_and_takes_it_back(server: LiveServer) -> None:
-    asked: Any = {"model": MODEL, "input": "How many", "max_output_tokens": 24, "extra_body": {"seed": 3, **THINKING}}
-    message = server.client.chat.completions.create(**ASKED, extra_body=THINKING).choices[0].message
-    answer = server.client.responses.create(**asked)
-    assert [item.type for item in answer.output] == ["reasoning", "message"]
-    assert answer.output[0].content[0].text == message.reasoning_content
-    assert answer.output_text == message.content
-    events = list(server.client.responses.create(**asked, stream=True))
-    assert events[-1].response.output[0].content[0].text == message.reasoning_content
-    assert "response.reasoning_text.done" in [event.type for event in events]
-    again = [{"role": "user", "content": "How many"}, *answer.to_dict()["output"], {"role": "user", "content": "So?"}]
-    assert server.client.responses.create(**{**asked, "input": again}).output
