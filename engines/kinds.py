@@ -20,15 +20,13 @@ PRECISIONS = {
     "bfloat16": "bfloat16",
     "int8": "float32",
     "int4": "float32",
-    "int8-dynamic": "float32",
     "int8-static": "float16",
     "fp8": "float16",
 }
-"""Dtype of cache and logits, by what the weights are. `int8` and `int4` are weight-only, in blocks; with `int8-dynamic`
-activations are int8 as well, in a range found in each step; with `int8-static` and `fp8` (E4M3) activations are what
-the weights are, in a range found on text beforehand (W8A8)."""
+"""Dtype of cache and logits, by what the weights are. `int8` and `int4` are weight-only, in blocks; with `int8-static`
+and `fp8` (E4M3) activations are what the weights are, in a range found on text beforehand (W8A8)."""
 
-QUANTIZED = ("int8", "int4", "int8-dynamic")
+QUANTIZED = ("int8", "int4")
 """Precisions of the weights alone, made from a float32 graph."""
 STATIC = ("int8-static", "fp8")
 """Precisions of weights and activations, made by Model Optimizer."""

@@ -21,9 +21,10 @@ from engines.folder import open_model, read_json, write_json, write_spec
 from engines.kinds import FORMATS, GRAPH
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.placement import Placement
+from engines.pytorch.hook import set_arithmetic
 from engines.tensorrt_plan import current_gpu
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.weights import Weights, filled
+from export.checkpoint.weights import Weights, filled, read_buffers, stored_packed
 from export.onnx.folding import save
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
@@ -31,7 +32,7 @@ from export.options import MEASURED
 from export.plan import PairPlan
 from export.quantization.model_optimizer import quantize_static
 from export.quantization.report import REPORT, BlockEfficiency, Calibration, compare_pairs, measure
-from export.quantization.weight_only import WEIGHT_ONLY, matrices, quantize_graph, quantized_weights, write_exact
+from export.quantization.weight_only import matrices, quantize_graph, quantized_weights, write_exact
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
 from mtad.errors import InvalidInput, first_line
 
@@ -86,7 +87,7 @@ def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path
         InvalidInput: the model cannot be written as one.
     """
     try:
-        write_graph(checkpoint.empty(spec.dtype), weights, spec, path)
+        write_graph(read_buffers(checkpoint.empty(spec.dtype), weights), weights, spec, path)
     except (torch.onnx.OnnxExporterError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         problem = f"{spec.architecture} cannot be written as an ONNX graph: {first_line(error.__cause__ or error)}"
         raise InvalidInput(checkpoint.name, str(checkpoint.folder), problem) from error
@@ -109,8 +110,8 @@ def build(folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Call
 
 def expectation(empty: PreTrainedModel, weights: Weights, spec: EngineSpec) -> Expectation:
     """What the checkpoint with these weights says, in float32 with its own attention."""
-    with filled(empty, weights, torch.float32) as reference:
-        reference.set_attn_implementation("eager")
+    with filled(read_buffers(empty, weights), weights, torch.float32) as reference:
+        set_arithmetic(reference, "eager", "eager")
         return expect(reference, spec)
 
 
@@ -151,15 +152,17 @@ def quantize_engine(
     copy_without_model(source, folder)
     empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
     names = set(dict(empty.named_parameters(remove_duplicate=False)))
-    quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names)
+    packing = checkpoint.packing if checkpoint.is_packed(spec.precision) else None
+    packed = {} if packing is None else stored_packed(checkpoint.folder, packing)
+    quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names, packed)
     progress(f"{checkpoint.name}: verify")
-    weights = quantized_weights(folder / "model.onnx", checkpoint.weights(), empty)
-    expected, found = expectation(empty, weights, spec), dict[str, float]()
-    if spec.precision in WEIGHT_ONLY:
-        exact = folder / "exact.onnx"
-        write_exact(folder / "model.onnx", exact)
-        found["computed_in_float32"] = verify(OnnxRuntimeEngine(folder, spec, threads, exact.name), expected)
-        exact.unlink()
+    weights = checkpoint.weights()
+    if not packed:  # whose weights are to be the checkpoint's own
+        weights = quantized_weights(folder / "model.onnx", weights, empty)
+    expected, exact = expectation(empty, weights, spec), folder / "exact.onnx"
+    write_exact(folder / "model.onnx", exact)
+    found = {"computed_in_float32": verify(OnnxRuntimeEngine(folder, spec, threads, exact.name), expected)}
+    exact.unlink()
     found["activations"] = verify_activations(open_model(folder, spec, Placement(threads=threads)), expected)
     write_json(folder / REPORT, {"versions": {"onnxruntime": onnxruntime.__version__}, "verification": found})
 

@@ -19,9 +19,9 @@ from export.plan import PairPlan
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
-COPIES = {"graph": 1.05, "plan": 1.05, "checkpoint": 1.3, "int8-dynamic": 3.2}
-"""Memory at the peak as a multiple of the float32 weights, by what is stored or by precision (docs/export.md)."""
-BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-dynamic": 8, "int8-static": 8, "fp8": 8}
+COPIES = {"graph": 1.05, "plan": 1.05, "checkpoint": 1.3}
+"""Memory at the peak as a multiple of the float32 weights, by what is stored (docs/export.md)."""
+BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-static": 8, "fp8": 8}
 """Of a quantised weight, its part of the scales included; embeddings keep the dtype of the cache."""
 
 
@@ -67,7 +67,6 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> EngineEstima
     repeated = embeddings.numel() if stored != "checkpoint" and head is not None and head.weight is embeddings else 0
     wide = DTYPES[spec.dtype].itemsize
     narrow = BITS.get(spec.precision, 8 * wide) / 8
-    copies = COPIES.get(spec.precision, COPIES[stored])
     return EngineEstimate(
         name=model.name,
         spec=spec,
@@ -76,7 +75,7 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> EngineEstima
         download=model.download,
         # a graph has a tied head a second time, transposed
         disk=int((parameters + repeated - embeddings.numel()) * narrow + embeddings.numel() * wide),
-        memory=int(copies * parameters * 4),
+        memory=int(COPIES[stored] * parameters * 4),
     )
 
 

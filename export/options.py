@@ -10,6 +10,10 @@ from engines.kinds import ATTENTION, FORMATS, PRECISIONS, QUANTIZED, STATIC
 from mtad.errors import InvalidInput, no_folder
 from mtad.params import DecodingParams
 
+GGUF = ".gguf"
+"""Ends the name of a file that is a checkpoint."""
+ADAPTER = "adapter_config.json"
+"""A folder with it holds a LoRA adapter."""
 MEASURED = (*QUANTIZED, *STATIC)
 """Precisions that are measured on text."""
 
@@ -19,14 +23,14 @@ class ExportOptions:
     """What to export, and as what. The commands make their options of it.
 
     Attributes:
-        target: checkpoint of the target: a local folder or a hub id.
+        target: checkpoint of the target: a local folder, a hub id, a GGUF file, or the folder of a LoRA adapter.
         auxiliary: checkpoint of the auxiliary, with the same vocabulary; without, drafts are looked up in the text.
         revision: branch, tag or commit of a target on the hub; by default, its main branch.
         auxiliary_revision: branch, tag or commit of an auxiliary on the hub.
         rows: requests at once, of both engines.
         capacity: KV columns per row, a multiple of 64: prompt, new tokens and one draft tree must fit. By default 4096,
             or as many as both models have positions for.
-        precision: of the target: float32, float16, bfloat16, int8 or int4 (weights alone), int8-dynamic; int8-static
+        precision: of the target: float32, float16, bfloat16, int8 or int4 (weights alone); int8-static
             and fp8 for TensorRT. By default float32, and float16 for TensorRT (whose oldest GPUs take nothing else) and
             TensorRT-LLM.
         auxiliary_precision: of the auxiliary; by default, the target's.
@@ -70,7 +74,7 @@ class ExportOptions:
         for name in ("target", "auxiliary") if self.auxiliary is not None else ("target",):
             source = getattr(self, name)
             named = source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).is_file()
-            if not Path(source).is_dir() and not named:
+            if not Path(source).is_dir() and not named and not (source.endswith(GGUF) and Path(source).is_file()):
                 raise InvalidInput(name, source, f"{no_folder(source)}, and not a hub id of the form owner/name")
         params = DecodingParams.from_dict(dict(self.defaults))
         if self.auxiliary is None:

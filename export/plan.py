@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from engines.base import KV_PAGE, EngineSpec
 from engines.folder import vocabulary_hash
 from engines.kinds import FORMATS, STATIC
-from export.checkpoint.checkpoint import Checkpoint, find
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.find import find
 from export.checkpoint.vocabulary import common_vocabulary
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version

@@ -180,7 +180,7 @@ def write_checkpoint(traced_once: None) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def family_checkpoint(shared: Path, traced_once: None) -> Callable[[str], Checkpoint]:
     """A random one-layer checkpoint of a family of `tests.support.families`, or a Llama with `tied` embeddings."""
-    from export.checkpoint.checkpoint import find
+    from export.checkpoint.find import find
     from tests.support.checkpoints import make_checkpoint
     from tests.support.families import FAMILIES, write_model
 

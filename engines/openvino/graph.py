@@ -86,6 +86,8 @@ def read_graph(path: Path, spec: EngineSpec) -> Any:
         raise _refused(f"OpenVINO cannot read the graph: {' '.join(str(error).split())}") from error
     if refusals:
         raise refusals[0]
+    if sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops()) != spec.layers:
+        raise _refused(f"{spec.architecture} has attention that is not one operator, such as one with sinks")
     return _with_parameters(model)
 
 
@@ -120,6 +122,8 @@ def _paged(context: Any, spec: EngineSpec) -> Any:
     if not _leads_to_input(mask):
         raise _refused(f"{spec.architecture} has a sliding window, which is not supported together with draft trees")
     key, value = (_input_before(x, "Slice") for x in (key, value))
+    if "Slice" in (_kind(key), _kind(value)):
+        raise _refused(f"{spec.architecture} has keys and values of several shapes, which its paged attention cannot")
     grouped, size = _kind(query) == "Reshape", spec.head_dim  # query heads of one KV head are queries of it
     query = _input_before(query, "Reshape" if grouped else "Concat")
 

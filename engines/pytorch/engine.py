@@ -70,7 +70,8 @@ class TorchEngine(Engine):
         freeze_rope(source)
         if fused and attention == "triton":
             fuse(source)
-        self.model = StepModel(source, attention=KERNEL if attention == "triton" else NAME)
+        experts = "eager" if self.device.type == "cpu" else "batched_mm"
+        self.model = StepModel(source, KERNEL if attention == "triton" else NAME, experts)
 
     def step(self, step: Step) -> Tensor:
         self.cache.reserve(step.spans, step.first_row)

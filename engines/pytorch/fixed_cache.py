@@ -31,6 +31,17 @@ def scatter_copy(buffer: Tensor, new: Tensor, write_at: Tensor) -> Tensor:
     return buffer.scatter(2, columns[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]), new)
 
 
+def padded(new: Tensor, buffer: Tensor) -> Tensor:
+    """`new` [R, H, S, D] with zeros up to the heads and head dimension of `buffer`, which layers of more have."""
+    heads, dim = buffer.shape[1] - new.shape[1], buffer.shape[3] - new.shape[3]
+    return torch.nn.functional.pad(new, (0, dim, 0, 0, 0, heads)) if heads or dim else new
+
+
+def cut(buffer: Tensor, new: Tensor) -> Tensor:
+    """Of `buffer` [R, H, L, D] what a layer that stores `new` has of it."""
+    return buffer if buffer.shape[1::2] == new.shape[1::2] else buffer[:, : new.shape[1], :, : new.shape[3]]
+
+
 class FixedCache(Cache):  # type: ignore[misc] # transformers comes without types
     """A transformers cache without layers of its own: new keys and values are written where `write_at` says.
 
@@ -45,9 +56,10 @@ class FixedCache(Cache):  # type: ignore[misc] # transformers comes without type
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [R, H, S, D] of one layer; return what attention reads, [R, H, length, D] each."""
         scatter = scatter_operator if torch.onnx.is_in_onnx_export() else scatter_copy
-        self.keys[layer] = scatter(self.keys[layer], key, self.write_at)
-        self.values[layer] = scatter(self.values[layer], value, self.write_at)
-        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+        self.keys[layer] = scatter(self.keys[layer], padded(key, self.keys[layer]), self.write_at)
+        self.values[layer] = scatter(self.values[layer], padded(value, self.values[layer]), self.write_at)
+        keys, values = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+        return cut(keys, key), cut(values, value)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -61,8 +73,10 @@ class ColumnsCache(FixedCache):
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         past = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
-        self.keys[layer], self.values[layer] = key, value
-        return scatter_copy(past[0], key, self.write_at), scatter_copy(past[1], value, self.write_at)
+        self.keys[layer], self.values[layer] = padded(key, past[0]), padded(value, past[1])
+        return scatter_copy(cut(past[0], key), key, self.write_at), scatter_copy(
+            cut(past[1], value), value, self.write_at
+        )
 
 
 class ShapeCache(Cache):  # type: ignore[misc]

@@ -35,7 +35,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor,
+    attention_mask: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -43,25 +43,29 @@ def _attention(
     position_ids: Tensor | None = None,
     write_at: Tensor | None = None,
     page_table: Tensor | None = None,
+    s_aux: Tensor | None = None,
     *,
     name: str = NAME,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [R, H, S, D] queries over [R, KV, L, D]; `mask` bool [R, 1, S, L]. Returns [R, S, H, D].
+    """Attention of [R, H, S, D] queries over [R, KV, L, D]; `attention_mask` bool [R, 1, S, L]. Returns [R, S, H, D].
 
+    Values may have another D than keys. `s_aux` [H] are attention sinks: scores of a column more, which has no value.
     `name` is the one it is registered under; models pass on what `StepModel` gives them for `KERNEL`: `write_at` and
     `page_table`. There, `key` and `value` are a layer's pool.
     """
-    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    scale, mask = float(scaling if scaling is not None else query.shape[-1] ** -0.5), attention_mask
     if name == KERNEL:
-        if write_at is None or page_table is None or (sliding_window is not None and position_ids is None):
+        if s_aux is not None:
+            raise InvalidInput("attention", "triton", "the model has attention sinks; give sdpa")
+        if write_at is None or page_table is None or (sliding_window and position_ids is None):
             problem = "the model does not pass write_at, page_table or position_ids on to its attention; give sdpa"
             raise InvalidInput("attention", "triton", problem)
         if rotation := getattr(module, "rotation", None):
             query = rotation.rotated_query(query)
-        more = scale, softcap, sliding_window, position_ids
+        more = scale, softcap, sliding_window or None, position_ids
         return attend_cached(query, key, value, page_table, mask, write_at, *more), None
-    if sliding_window is not None:
+    if sliding_window:  # which some families have as 0 where they have none
         if position_ids is None:
             raise TypeError("the model has a sliding window, but does not tell its attention the positions")
         mask = mask & _window(position_ids, mask.shape[3], sliding_window)
@@ -76,24 +80,29 @@ def _attention(
     else:
         query, mask = torch.cat([query, query[:, :, :1]], 2), torch.cat([mask, mask[:, :, :1]], 2)
     exporting = torch.onnx.is_in_onnx_export()
-    if exporting and (name == NAME or (name == UNCAPPED and softcap is None)):
+    if exporting and s_aux is None and (name == NAME or (name == UNCAPPED and softcap is None)):
         out = torch.onnx.ops.symbolic(
             "Attention",
             (query, key, value, mask),
             attrs={"scale": scale} if softcap is None else {"scale": scale, "softcap": softcap},
             dtype=query.dtype,
-            shape=query.shape,
+            shape=(*query.shape[:3], value.shape[3]),
             version=24,
         )
-    elif exporting or softcap is not None:
+    elif exporting or softcap is not None or s_aux is not None:
         scores = (query * scale) @ key.transpose(2, 3)
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # finite: a row may attend to nothing
-        out = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
+        if s_aux is not None:
+            sinks = s_aux.to(scores.dtype).reshape(1, key.shape[1], group, 1)
+            sinks = sinks.expand(rows, -1, -1, scores.shape[2] // group).reshape(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], -1)
+        shares = torch.softmax(scores, -1, dtype=torch.float32)[..., : key.shape[2]]
+        out = shares.to(value.dtype) @ value
     else:
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    out = out.reshape(rows, heads, steps, dim) if group > 1 else out[:, :, :steps]
-    return out.transpose(1, 2), None
+    out = out.reshape(rows, heads, steps, value.shape[3]) if group > 1 else out[:, :, :steps]
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _window(positions: Tensor, length: int, window: int) -> Tensor:
@@ -109,6 +118,17 @@ def _window(positions: Tensor, length: int, window: int) -> Tensor:
 for _name in (NAME, UNCAPPED, DECOMPOSED, KERNEL):
     AttentionInterface.register(_name, functools.partial(_attention, name=_name))
     AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
+
+
+def set_arithmetic(model: PreTrainedModel, attention: str, experts: str = "batched_mm") -> None:
+    """Choose how a model computes attention and mixtures of experts.
+
+    Of experts, `batched_mm` gathers each token's, which a capture needs; `eager` is transformers' loop;
+    `engines.pytorch.experts.GROUPED` is for graphs.
+    """
+    model.set_attn_implementation(attention)
+    if hasattr(model, "set_experts_implementation"):  # not in transformers 4
+        model.set_experts_implementation(experts)
 
 
 def freeze_rope(model: torch.nn.Module) -> None:
@@ -164,7 +184,7 @@ def run_once(model: PreTrainedModel, attention: str) -> tuple[ShapeCache, int]:
     Its attention is replaced by `attention`.
     """
     cache = ShapeCache()
-    model.set_attn_implementation(attention)
+    set_arithmetic(model, attention)
     positions = torch.arange(2, device=model.device)[None]
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=model.device)
     freeze_rope(model.eval())
@@ -176,17 +196,17 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     """(layers, KV heads, head dimension, width of the logits) of a model, found by running it through the hook once.
 
     Args:
-        model: on any device; on "meta" it takes no memory and no time. Its attention is replaced.
+        model: on any device; on "meta" it takes no memory and no time. Its attention is replaced. The largest of its
+            heads and dimensions count, if layers or keys and values differ.
 
     Raises:
-        TypeError: the model does not run through the hook, or its cache is not one array of keys and values per layer.
+        TypeError: the model does not run through the hook, or its first layers do not all keep keys and values.
     """
     cache, width = run_once(model, NAME)
-    found = {shape for pair in cache.shapes.values() for shape in pair}
-    if sorted(cache.shapes) != list(range(len(cache.shapes))) or len(found) != 1:
-        raise TypeError("its layers do not keep keys and values of one shape")
-    ((_, heads, _, dim),) = found
-    return len(cache.shapes), heads, dim, width
+    found = [shape for pair in cache.shapes.values() for shape in pair]
+    if not found or sorted(cache.shapes) != list(range(len(cache.shapes))):
+        raise TypeError("not every layer keeps keys and values")
+    return len(cache.shapes), max(shape[1] for shape in found), max(shape[3] for shape in found), width
 
 
 class StepModel(torch.nn.Module):
@@ -195,11 +215,12 @@ class StepModel(torch.nn.Module):
     Args:
         model: the model; its attention is replaced.
         attention: one of the registered names; with `DECOMPOSED`, `forward` returns new columns in place of caches.
+        experts: as in `set_arithmetic`.
     """
 
-    def __init__(self, model: PreTrainedModel, attention: str = NAME) -> None:
+    def __init__(self, model: PreTrainedModel, attention: str = NAME, experts: str = "batched_mm") -> None:
         super().__init__()
-        model.set_attn_implementation(attention)
+        set_arithmetic(model, attention, experts)
         self.model, self.attention = model.eval(), attention
 
     def forward(

@@ -10,6 +10,7 @@ from transformers import Cache
 
 from engines.base import KV_PAGE
 from engines.cache.paged import gathered, slots
+from engines.pytorch.fixed_cache import cut
 from engines.pytorch.layer_ops import Norms, PendingRope, store_columns
 from mtad.errors import InvalidInput
 
@@ -72,9 +73,9 @@ class PagedCache(Cache):  # type: ignore[misc]
             columns = self.write_at[:, None] + torch.arange(key.shape[2], device=key.device)
             self._to = slots(self.page_table, columns)
         for part, new in zip(self.pool[layer], (key, value), strict=True):
-            part[:, self._to] = new.transpose(0, 1)
+            part[: new.shape[1], self._to, : new.shape[3]] = new.transpose(0, 1)
         keys, values = gathered(self.pool[layer], self.page_table[:, : self.length // KV_PAGE])
-        return keys, values
+        return cut(keys, key), cut(values, value)
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -92,6 +93,8 @@ class KernelCache(PagedCache):
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [R, H, S, D] of one layer; return its whole pool, [H, pages x 64, D] each."""
         keys, values = self.pool[layer]
+        if not key.shape[1::2] == value.shape[1::2] == keys.shape[::2]:
+            raise InvalidInput("attention", "triton", "keys and values of the model differ in shape; give sdpa")
         rope = self.rotation.take_pending(key)
         rotated = store_columns(key, value, keys, values, self.page_table, self.write_at, rope)
         if rope is not None and rotated is not None:

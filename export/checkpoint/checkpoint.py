@@ -1,4 +1,4 @@
-"""Reading Hugging Face checkpoints: a local folder or a hub id.
+"""Reading Hugging Face checkpoints: a local folder, a hub id, a GGUF file, or a LoRA adapter of a checkpoint.
 
 There is no list of architectures. A checkpoint of any causal language model that transformers knows is tried: its shape
 is found by running it once without weights through the hook, its engine is compared with it before it is kept.
@@ -7,13 +7,11 @@ is found by running it once without weights through the hook, its engine is comp
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,28 +20,41 @@ import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engines.base import DTYPES, KV_PAGE, EngineSpec
 from engines.kinds import PRECISIONS
 from engines.placement import versions
 from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet
-from export.checkpoint.weights import Weights, empty_model, model_weights, stored_dtype, stored_weights
-from mtad.errors import InvalidInput, first_line, refused_as
+from export.checkpoint.packed import Packing
+from export.checkpoint.vocabulary import within
+from export.checkpoint.weights import (
+    Weights,
+    empty_model,
+    model_weights,
+    stored_weights,
+)
+from mtad.errors import InvalidInput, refused_as
 from mtad.params import SAMPLING, DecodingParams
 
 log = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files with weights; the first kind that is there is read."""
+
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Types of layers that keep keys and values of each token, and nothing else."""
+
+
+def opening(file: str | None) -> dict[str, Any]:
+    """How transformers is to open a folder, or its GGUF `file`."""
+    return {"local_files_only": True, "trust_remote_code": False, **({"gguf_file": file} if file else {})}
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,9 @@ class Checkpoint:
         digest: sha256 over configuration and weights.
         source: where it was found: an absolute folder, or a hub id.
         download: bytes of weights that are still on the hub; 0 if they are here.
+        file: of `folder`, the GGUF file that is the checkpoint.
+        adapter: folder of a LoRA adapter, which is merged into the checkpoint in `folder`.
+        packing: how its matrices are packed, if they are; `config` does not say so then.
     """
 
     name: str
@@ -63,11 +77,15 @@ class Checkpoint:
     digest: str
     source: str
     download: int = 0
+    file: str | None = None
+    adapter: Path | None = None
+    packing: Packing | None = None
 
     @property
     def size(self) -> int:
         """Bytes of its weights, as they are stored."""
-        return sum(file.stat().st_size for kind in WEIGHTS for file in self.folder.glob(kind))
+        kinds = [self.file] if self.file else WEIGHTS
+        return sum(file.stat().st_size for kind in kinds for file in self.folder.glob(kind))
 
     @property
     def positions(self) -> int | None:
@@ -86,20 +104,38 @@ class Checkpoint:
                 )
         return most
 
-    def load(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The model on the CPU.
+    def load(self, dtype: torch.dtype | str) -> PreTrainedModel:
+        """The model on the CPU, in `dtype`, or "auto": that of its files.
 
         Raises:
             InvalidInput: the weights are damaged or not all there.
         """
         with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
-            model, found = AutoModelForCausalLM.from_pretrained(
-                self.folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-            )
+            model = self._unpacked(dtype) if self.packing is not None else self._loaded(dtype)
+        if self.adapter is not None:
+            with refused_as(self.name, str(self.adapter), "the adapter cannot be merged"):
+                from peft import PeftModel
+
+                model = PeftModel.from_pretrained(model, str(self.adapter)).merge_and_unload()
+        return model.eval()
+
+    def _loaded(self, dtype: torch.dtype | str) -> PreTrainedModel:
+        given = opening(self.file)
+        if self.file and hasattr(transformers, "GgufConfig"):  # not in transformers 4
+            given["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        elif getattr(self.config, "quantization_config", None):
+            given["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+        model, found = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, output_loading_info=True, **given)
         if found["missing_keys"]:  # transformers would go on with random ones
             missing = sorted(found["missing_keys"])
             raise InvalidInput(self.name, str(self.folder), f"{len(missing)} weights are missing, such as {missing[0]}")
-        return model.eval()
+        return model
+
+    def _unpacked(self, dtype: torch.dtype | str) -> PreTrainedModel:
+        model, weights = AutoModelForCausalLM.from_config(self.config, dtype=dtype), self._stored()
+        assert weights is not None
+        model.load_state_dict({name: weights(name) for name in model.state_dict()})
+        return model
 
     def empty(self, dtype: str) -> PreTrainedModel:
         """The model without weights; see `export.checkpoint.weights.empty_model`."""
@@ -111,13 +147,29 @@ class Checkpoint:
         Raises:
             InvalidInput: they are damaged or not all there.
         """
-        with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
-            found = stored_weights(self.folder, self.empty("float32"))
+        found = None if self.file or self.adapter else self._stored()
         if found is not None:
             return found
-        loaded = self.load(stored_dtype(self.folder))
-        log.warning("%s: transformers converts these weights while it loads them, all at once", self.name)
+        loaded = self.load(torch.float32 if self.file or self.adapter else "auto")
+        log.warning("%s: these weights are converted while they are loaded, all at once", self.name)
         return model_weights(loaded)
+
+    def _stored(self) -> Weights | None:
+        """Its weights as its files have them; None if transformers has to convert them.
+
+        Raises:
+            InvalidInput: files are damaged, or not every packed matrix is there.
+        """
+        with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
+            found = stored_weights(self.folder, self.empty("float32"), self.packing)
+        if found is None and self.packing is not None:
+            problem = f"what {self.packing.method} has packed is not every weight of {self.config.architectures[0]}"
+            raise InvalidInput(self.name, str(self.folder), problem)
+        return found
+
+    def is_packed(self, precision: str) -> bool:
+        """Whether its matrices are in a precision already, and are taken over as they are."""
+        return self.packing is not None and self.adapter is None and precision == "int4"
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer in its folder.
@@ -126,7 +178,9 @@ class Checkpoint:
             InvalidInput: it cannot be loaded.
         """
         with refused_as(self.name, str(self.folder), "its tokenizer cannot be loaded"):
-            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+            own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
+            found = AutoTokenizer.from_pretrained(self.adapter if own else self.folder, **opening(self.file))
+            return within(found, self.config.get_text_config().vocab_size) if self.file else found
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of generation_config.json if it has them, else of config.json."""
@@ -157,7 +211,8 @@ class Checkpoint:
         """What generation_config.json says; nothing where there is none."""
         path = self.folder / "generation_config.json"
         with refused_as(self.name, str(path), "not a JSON object"):
-            return {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
+            known = path.is_file() and not self.file  # beside which it may be another model's
+            return {**json.loads(path.read_text(encoding="utf-8"))} if known else {}
 
     def spec(self, rows: int, capacity: int, precision: str, format: str) -> EngineSpec:
         """The engine this checkpoint becomes.
@@ -169,10 +224,20 @@ class Checkpoint:
             most = self.positions // KV_PAGE * KV_PAGE
             problem = f"the {self.name} has {self.positions} positions; give at most {most}"
             raise InvalidInput("capacity", capacity, problem)
-        window = getattr(self.config.get_text_config(), "sliding_window", None)
-        if window is not None and window < KV_PAGE:  # of which drafts are never deeper
+        text = self.config.get_text_config()
+        if others := sorted({*(getattr(text, "layer_types", None) or ())} - ATTENTION):
+            kept = f"its layers of {' and '.join(others)} keep more than keys and values, or a state"
+            problem = f"{kept}, which cannot go back over tokens that are rejected"
+            raise InvalidInput(self.name, str(self.folder), problem)
+        window = getattr(text, "sliding_window", None)
+        if window and window < KV_PAGE:  # of which drafts are never deeper
             problem = f"its sliding window of {window} is below the minimum, {KV_PAGE}"
             raise InvalidInput(self.name, str(self.folder), problem)
+        if self.packing is not None and self.is_packed(precision) and not self.packing.in_order:
+            problem = f"{self.packing.method} ordered its columns by activations, which the engine cannot; give float32"
+            raise InvalidInput("precision" if self.name == "target" else f"{self.name}_precision", precision, problem)
+        if not self.download and self.packing is not None:
+            self._stored()  # says what is missing
         layers, kv_heads, head_dim, vocab_size = self._shape()
         return EngineSpec(
             architecture=self.config.architectures[0],
@@ -200,74 +265,3 @@ class Checkpoint:
         with refused_as(self.name, str(self.folder), problem), quiet(), FakeTensorMode():
             config = copy.deepcopy(self.config)
             return cache_shape(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
-
-
-def find(name: str, source: str, weights: bool = True, revision: str | None = None) -> Checkpoint:
-    """Find a checkpoint and check that it can be exported; no weights are read into memory.
-
-    Args:
-        source: a local folder, or a hub id such as `meta-llama/Llama-3.2-1B`, which is downloaded.
-        weights: without, a hub id's weights are not downloaded, and the digest is empty where they are not there.
-        revision: branch, tag or commit of a hub id; by default, its main branch.
-
-    Raises:
-        InvalidInput: not there, incomplete, or no causal language model that transformers knows.
-    """
-    folder, size = Path(source), 0
-    origin = str(folder.absolute()) if folder.is_dir() else source
-    if not folder.is_dir():
-        folder, size = _download(name, source, weights, revision)
-    elif revision is not None:
-        field = "revision" if name == "target" else f"{name}_revision"
-        raise InvalidInput(field, revision, f"{source} is a local folder; leave it out")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InvalidInput(name, source, "the folder has no config.json; give a Hugging Face checkpoint")
-    with refused_as(name, source, "its config.json is damaged or not that of a checkpoint"):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or not values.get("architectures"):
-            raise InvalidInput(name, source, "its config.json names no architecture; give a Hugging Face checkpoint")
-        architecture = values["architectures"][0]
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # configurations check themselves, each in its own way
-        problem = f"transformers {transformers.__version__} does not know the model in its config.json"
-        problem += f": {first_line(error)}"
-        raise InvalidInput(name, source, problem) from error
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if known is None or known.__name__ != architecture:
-        wanted = f"{config.model_type} has {known.__name__}" if known else f"{config.model_type} has none"
-        raise InvalidInput(name, source, f"{architecture} is not a causal language model of its type ({wanted})")
-    files = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), None)
-    if size:
-        return Checkpoint(name, folder, config, "", origin, size)
-    if files is None:
-        raise InvalidInput(name, source, f"the folder has no weights ({' or '.join(WEIGHTS)})")
-    digest = hashlib.sha256()
-    for file in [path, *files]:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return Checkpoint(name, folder, config, digest.hexdigest(), origin)
-
-
-def _download(name: str, source: str, weights: bool, revision: str | None) -> tuple[Path, int]:
-    """The folder a hub id was downloaded to, and how many bytes of weights were left there."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
-        if not weights:
-            files = HfApi().model_info(source, revision=revision, files_metadata=True).siblings or []
-            sizes = [sum(f.size or 0 for f in files if fnmatch(f.rfilename, kind)) for kind in WEIGHTS]
-            if not any(sizes):
-                raise InvalidInput(name, source, f"the hub has no weights of it ({' or '.join(WEIGHTS)})")
-            return Path(snapshot_download(source, revision=revision, allow_patterns=common)), next(filter(None, sizes))
-        for kind in WEIGHTS:
-            folder = Path(snapshot_download(source, revision=revision, allow_patterns=[*common, kind]))
-            if any(folder.glob(kind)):
-                break
-        return folder, 0
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        problem = f"no such folder, and the hub request failed: {first_line(error)}"
-        raise InvalidInput(name, source, problem) from None

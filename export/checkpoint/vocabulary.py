@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+import json
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mtad.errors import InvalidInput
 
@@ -34,3 +37,16 @@ def common_vocabulary(
             problem = f"its logits are {size} wide, but its tokenizer has ids up to {needed - 1}"
             raise InvalidInput(name, tokenizer.name_or_path, problem)
     return needed
+
+
+def within(tokenizer: PreTrainedTokenizerBase, size: int) -> PreTrainedTokenizerBase:
+    """A GGUF file's tokenizer without the tokens behind the model's that transformers adds, such as GPT-2's last."""
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["id"] < size]
+    special = {
+        name: token
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str) and tokenizer.convert_tokens_to_ids(token) < size
+    }
+    made = Tokenizer.from_str(json.dumps(described))
+    return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=tokenizer.chat_template, **special)

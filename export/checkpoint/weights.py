@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,20 +18,21 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from export.checkpoint.packed import Packed, Packing
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
 
 Weights = Callable[[str], Tensor]
-"""The tensor a model's parameter of this name has, on the CPU, in the dtype it is stored in. A view of a file where
-that is possible: nobody may write to it, and nobody should keep it."""
+"""The tensor a model's parameter or stored buffer of this name has, on the CPU, in the dtype it is stored in. A view of
+a file where that is possible: nobody may write to it, and nobody should keep it."""
 
 INDEXED = ("model.safetensors", "pytorch_model.bin")
 """What transformers calls the weights; with several files, `<name>.index.json` says which tensor is where."""
 
 
 def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model whose parameters have shapes and dtypes but no memory; its buffers are real.
+    """A model whose parameters have shapes and dtypes but no memory; its buffers are real, see `read_buffers`.
 
     The parameters are fake tensors of one mode, so that `torch.export` can trace the model as it is.
     """
@@ -60,32 +62,55 @@ def parameter_names(model: PreTrainedModel) -> dict[str, list[str]]:
     return {several[0]: several for several in names.values()}
 
 
-def stored_weights(folder: Path, model: PreTrainedModel) -> Weights | None:
+def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None = None) -> Weights | None:
     """The weights of a checkpoint folder, for `model`; None if its files have to be converted while they are loaded.
 
     Their names must be the model's own, perhaps without the prefix of its body, as transformers allows.
     """
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
-    if _converted(model) or model.state_dict().keys() - shapes.keys():  # of persistent buffers
-        return None
-    files = _files(folder)
+    files = None if _converted(model) else _files(folder)
     if files is None:
         return None
-    stored: dict[str, tuple[Path, str]] = {}
-    body = model.base_model_prefix + "."
-    for names in parameter_names(model).values():
-        found = next((n for name in names for n in (name, name.removeprefix(body)) if n in files), None)
-        if found is None or files[found][1] != tuple(shapes[names[0]]):
+    stored: dict[str, str] = {}
+    packed = {} if packing is None else stored_packed(folder, packing)
+    body, shapes = model.base_model_prefix + ".", {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for names in (*parameter_names(model).values(), *([name] for name in stored_buffers(model))):
+        found = next((n for name in names for n in (name, name.removeprefix(body)) if n in files or n in packed), None)
+        if found is None or (found not in packed and files[found][1] != tuple(shapes[names[0]])):
             return None
-        stored |= dict.fromkeys(names, (files[found][0], found))
+        stored |= dict.fromkeys(names, found)
+    get = _reader(files)
+
+    def read(name: str) -> Tensor:
+        own = stored[name]
+        return packed[own]().matrix() if own in packed else get(own)
+
+    return read
+
+
+def stored_packed(folder: Path, packing: Packing) -> dict[str, Callable[[], Packed]]:
+    """The packed matrices of a checkpoint folder, by the name of the parameter that each stands for."""
+    files = _files(folder) or {}
+    get, ends = _reader(files), f".{packing.suffix}"
+
+    def read(prefix: str) -> Packed:
+        return packing.read(lambda part: get(prefix + part))
+
+    return {
+        f"{name.removesuffix(ends)}.weight": partial(read, name.removesuffix(ends[1:]))
+        for name in files
+        if name.endswith(ends)
+    }
+
+
+def _reader(files: Mapping[str, tuple[Path, tuple[int, ...]]]) -> Weights:
     load_older = functools.cache(_load_older)
 
     def read(name: str) -> Tensor:
-        path, key = stored[name]
+        path = files[name][0]
         if path.suffix != ".safetensors":
-            return load_older(path)[key]
+            return load_older(path)[name]
         with safe_open(path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(key)
+            tensor: Tensor = file.get_tensor(name)
         return tensor
 
     return read
@@ -126,15 +151,6 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def stored_dtype(folder: Path) -> torch.dtype:
-    """A dtype that holds all numbers of a checkpoint folder; float32 where its files do not say."""
-    names = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            names |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    return {frozenset({"F16"}): torch.float16, frozenset({"BF16"}): torch.bfloat16}.get(frozenset(names), torch.float32)
-
-
 def _load_older(path: Path) -> Mapping[str, Tensor]:
     tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return tensors
@@ -142,8 +158,20 @@ def _load_older(path: Path) -> Mapping[str, Tensor]:
 
 def model_weights(model: PreTrainedModel) -> Weights:
     """The weights of a model that is in memory."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return lambda name: parameters[name].detach()
+    tensors: dict[str, Tensor] = model.state_dict()
+    return tensors.__getitem__
+
+
+def stored_buffers(model: PreTrainedModel) -> list[str]:
+    """Buffers that are part of a checkpoint, such as what a router adds to its scores."""
+    return sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
+
+
+def read_buffers(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
+    """Give the stored buffers of an empty model, which has memory for them, their values; returns the model."""
+    for name in stored_buffers(model):
+        model.get_buffer(name).copy_(weights(name))
+    return model
 
 
 @contextlib.contextmanager

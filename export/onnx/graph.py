@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from engines.base import INPUTS, KV_PAGE, EngineSpec, Step, input_shapes
 from engines.kinds import FORMATS
+from engines.pytorch.experts import GROUPED
 from engines.pytorch.fused_layers import RmsNorm
 from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
 from engines.quiet import quiet
@@ -98,6 +99,7 @@ def _operators(model: PreTrainedModel) -> Iterator[None]:
     What is not recognised is exported as its parts; whether all of it is right, `export.verification.verify` finds out.
     """
     code = {sys.modules[type(module).__module__] for module in model.modules()}
+    code = {m for m in code if not hasattr(m, "apply_rotary_pos_emb_interleave")}  # it takes the same angles, whole
     rotating = [m for m in code if _rotates_halves(getattr(m, "apply_rotary_pos_emb", _rotary))]
     originals = [(m, m.apply_rotary_pos_emb) for m in rotating]
     replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
@@ -147,6 +149,9 @@ def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path
     """
     graph, parameters = trace_graph(model, spec)
     fill(graph, parameters, weights, prefix="model.")
+    for node in graph.graph.all_nodes():  # what else is noted beside them quotes source code with this machine's paths
+        for key in node.metadata_props.keys() - {SCOPES}:
+            del node.metadata_props[key]
     save(graph, path)
     _tidy(path, spec)
     onnx.checker.check_model(str(path), full_check=True)
@@ -168,8 +173,9 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
     shapes = (*map(dynamic, INPUTS), cache, cache)
     freeze_rope(model)
     decomposed = spec.attention == "decomposed"
-    attention = DECOMPOSED if decomposed else UNCAPPED if FORMATS[spec.format].stored == "plan" else NAME
-    step_model = StepModel(model, attention)
+    planned = FORMATS[spec.format].stored == "plan"
+    attention = DECOMPOSED if decomposed else UNCAPPED if planned else NAME
+    step_model = StepModel(model, attention, "batched_mm" if decomposed or planned else GROUPED)
     with contextlib.nullcontext() if decomposed else _operators(model), quiet(), torch.no_grad():
         program = torch.onnx.export(
             step_model,
@@ -223,11 +229,7 @@ def _dimensions(spec: EngineSpec) -> dict[str, tuple[str | int, ...]]:
 
 
 def _tidy(path: Path, spec: EngineSpec) -> None:
-    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor.
-
-    Of what it notes beside each node only the module it came from stays: the rest, most of the file, quotes lines of
-    source code with the paths of this machine.
-    """
+    """Give each dimension one name in all inputs and outputs; the exporter invents one per tensor."""
     names = _dimensions(spec)
     graph = onnx.load(path, load_external_data=False)
     del graph.graph.value_info[:]  # intermediate shapes still carry the invented names
@@ -239,10 +241,6 @@ def _tidy(path: Path, spec: EngineSpec) -> None:
                 dim.dim_param = name
             else:
                 dim.dim_value = name
-    for node in graph.graph.node:
-        scopes = [entry for entry in node.metadata_props if entry.key == SCOPES]
-        node.ClearField("metadata_props")
-        node.metadata_props.extend(scopes)
     graph.graph.ClearField("metadata_props")
     graph.producer_name, graph.producer_version = "mtad", ""
     onnx.save(graph, path)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +15,10 @@ import torch
 from transformers import PreTrainedModel
 
 from engines.quiet import quiet
+from export.checkpoint.packed import Packed
 from export.checkpoint.weights import Weights, parameter_names
 from export.onnx.folding import TRANSPOSED, constant, initializer, inputs_of, save, substitute
+from mtad.errors import InvalidInput
 
 ACCURACY = 4
 """`accuracy_level` of MatMulNBits: activations are quantised to int8, block by block, in registers. With 1 (float32) an
@@ -40,45 +41,28 @@ WEIGHT_ONLY = {"int8": Blocks(8, 128), "int4": Blocks(4, 32)}
 """Schemes by precision; the sizes are those common for the widths, 0.16 and 1 bit per weight on top."""
 
 
-def quantize_graph(source: Path, path: Path, precision: str, parameters: Collection[str]) -> None:
+def quantize_graph(
+    source: Path, path: Path, precision: str, parameters: Collection[str], packed: Mapping[str, Callable[[], Packed]]
+) -> None:
     """Write a quantised copy of a float32 graph of `export.onnx.graph`.
 
     Matrices that activations are multiplied with are quantised, the head among them; embeddings and norms stay as they
-    are. Weight-only schemes hold one float32 weight in memory, `quantize_dynamic` all (`export.estimate.COPIES`).
+    are. One float32 weight at a time is in memory.
 
     Args:
         path: the file to write, in another folder.
         precision: one of `QUANTIZED`.
         parameters: names of the model's parameters, which alone are quantised.
+        packed: matrices that the checkpoint has in this precision already, by parameter. If there are any, they are
+            taken over as they are, and nothing else is quantised.
+
+    Raises:
+        InvalidInput: groups of a packed matrix are no multiple of 16.
     """
     model = ir.load(source)
-    products = matrices(model.graph, parameters)
-    if precision in WEIGHT_ONLY:
-        with quiet():
-            _quantize_blocks(model, products, WEIGHT_ONLY[precision])
-        save(model, path)
-        return
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, quiet():
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        dynamic = Path(folder, "dynamic.onnx")
-        # per column: one scale for a whole matrix loses an order of magnitude where columns differ. Unsigned: sums of
-        # signed weights stop at 16 bits on CPUs with AVX2 or AVX-512 and no VNNI
-        quantize_dynamic(
-            source,
-            dynamic,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=[str(node.name) for node in products],
-            per_channel=True,
-            weight_type=QuantType.QUInt8,
-            use_external_data_format=True,
-        )
-        model = ir.load(dynamic)
-        for node in model.graph:
-            for output in node.outputs:
-                if not output.is_graph_output():
-                    output.shape = None  # inferred meanwhile; the engine's dimensions are those of its inputs
-        save(model, path)
+    with quiet():
+        _quantize_blocks(model, matrices(model.graph, parameters), WEIGHT_ONLY[precision], packed)
+    save(model, path)
 
 
 def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
@@ -88,31 +72,62 @@ def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
     return [node for node, weight in own if weight.shape is not None and len(weight.shape) == 2]
 
 
-def _quantize_blocks(model: ir.Model, products: list[ir.Node], blocks: Blocks) -> None:
+def _quantize_blocks(
+    model: ir.Model, products: list[ir.Node], blocks: Blocks, packed: Mapping[str, Callable[[], Packed]]
+) -> None:
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
     config = DefaultWeightOnlyQuantConfig(block_size=blocks.size, accuracy_level=ACCURACY, bits=blocks.bits)
     quantizer, graph = DefaultWeightOnlyQuantizer(config), model.graph
-    made: dict[str, list[ir.Value]] = {}
+    made: dict[str, tuple[list[ir.Value], dict[str, int]]] = {}
+
+    def quantized(node: ir.Node, weight: ir.Value) -> tuple[Iterable[ir.TensorProtocol], dict[str, int]]:
+        name = str(weight.name)
+        if packed:
+            arrays, attributes = _as_blocks(packed[name.removesuffix(TRANSPOSED)]())
+            return [ir.tensor(array, name=f"{name}{end}") for end, array in arrays.items()], attributes
+        holder = onnx.GraphProto()
+        holder.initializer.append(onnx.numpy_helper.from_array(constant(weight), name))
+        (proto,) = quantizer.quantize(ir.to_proto(node), [holder])
+        return map(ir.from_proto, holder.initializer[1:]), {one.name: one.i for one in proto.attribute}
+
     for node in products:
         data, weight = inputs_of(node)
-        holder = onnx.GraphProto()
-        holder.initializer.append(onnx.numpy_helper.from_array(constant(weight), str(weight.name)))
-        (proto,) = quantizer.quantize(ir.to_proto(node), [holder])
-        if weight.name not in made:
-            tensors = map(ir.from_proto, holder.initializer[1:])
-            made[str(weight.name)] = [initializer(graph, str(t.name), t.dtype, t.shape, t.numpy) for t in tensors]
-        quantized = ir.node(
-            "MatMulNBits",
-            [data, *made[str(weight.name)]],
-            attributes={attribute.name: attribute.i for attribute in proto.attribute},
-            domain=CONTRIBUTED,
-            name=node.name,
-        )
-        substitute(graph, node, [quantized])
+        name = str(weight.name)
+        if packed and name.removesuffix(TRANSPOSED) not in packed:
+            continue
+        if name not in made:
+            tensors, attributes = quantized(node, weight)
+            made[name] = (
+                [initializer(graph, str(t.name), t.dtype, t.shape.numpy(), t.numpy) for t in tensors],
+                attributes,
+            )
+        values, attributes = made[name]
+        new = ir.node("MatMulNBits", [data, *values], attributes, domain=CONTRIBUTED, name=node.name)
+        substitute(graph, node, [new])
         if not weight.uses():
-            del graph.initializers[str(weight.name)]
+            del graph.initializers[name]
+    if lost := packed.keys() - {name.removesuffix(TRANSPOSED) for name in made}:
+        raise InvalidInput("precision", "int4", f"the graph has no product with {min(lost)}; give float32")
     model.opset_imports[CONTRIBUTED] = 1
+
+
+def _as_blocks(packed: Packed) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """A packed matrix as MatMulNBits has it: its tensors by what their names end in, and its attributes."""
+    (count, columns), groups = packed.numbers.shape, packed.scales.shape[1]
+    block = next((size for size in (128, 64, 32, 16) if columns // groups % size == 0), 0)
+    if not block:
+        raise InvalidInput("precision", "int4", f"its weights have groups of {columns // groups} columns; give float32")
+
+    def joined(numbers: torch.Tensor) -> np.ndarray:
+        """Bytes of [N, C]: of two numbers the first is the lower half."""
+        values = np.pad(numbers.numpy(), ((0, 0), (0, numbers.shape[1] % 2)))
+        return np.asarray(values[:, ::2] | values[:, 1::2] << 4)
+
+    scales, zeros = (x.repeat_interleave(columns // groups // block, 1) for x in (packed.scales.float(), packed.zeros))
+    numbers = joined(packed.numbers).reshape(count, columns // block, -1)
+    arrays = {"_Q4": numbers, "_scales": scales.flatten().numpy(), "_zero_points": joined(zeros).flatten()}
+    return arrays, {"K": columns, "N": count, "bits": 4, "block_size": block, "accuracy_level": ACCURACY}
 
 
 def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
@@ -129,19 +144,15 @@ def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
             rows, columns, bits, size = (int(node.attributes[key].value) for key in ("K", "N", "bits", "block_size"))
             name = names[0].removesuffix(f"_Q{bits}")
             found[name] = partial(_unpacked, partial(arrays, names), (rows, columns), Blocks(bits, size))
-        elif node.op_type == "MatMulInteger":
-            name = names[0].removesuffix("_quantized")
-            parts = [f"{name}{part}" for part in ("_quantized", "_scale", "_zero_point")]
-            found[name] = partial(_scaled, partial(arrays, parts))
         elif node.op_type == "DequantizeLinear" and (matrix := str(node.inputs[0] and node.inputs[0].name)) in stored:
             found[matrix] = partial(_scaled, partial(arrays, [matrix, names[0]]))
     return found
 
 
 def _scaled(arrays: Callable[[], list[np.ndarray]]) -> np.ndarray:
-    """[K, N] of 8-bit numbers with a scale, and perhaps a zero point, a column."""
-    values, scale, *zero = (array.astype(np.float32) for array in arrays())
-    return np.asarray((values - zero[0] if zero else values) * scale)
+    """[K, N] of 8-bit numbers with a scale for each column."""
+    values, scale = (array.astype(np.float32) for array in arrays())
+    return np.asarray(values * scale)
 
 
 def _unpacked(arrays: Callable[[], list[np.ndarray]], shape: tuple[int, int], blocks: Blocks) -> np.ndarray:

@@ -12,7 +12,9 @@ import torch
 from engines.base import EngineSpec
 from engines.folder import open_engine, read_spec
 from engines.placement import Placement
-from export.checkpoint.checkpoint import Checkpoint, find
+from engines.pytorch.hook import set_arithmetic
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.find import find
 from export.quantization.report import REPORT
 from export.verification.verify import ACTIVATIONS, ROWS, TOLERANCE, Case, expect, make_cases, run_engine
 from mtad.errors import InvalidInput
@@ -98,7 +100,7 @@ def check(
         expected = torch.cat([run_engine(engines[1], case) for case in cases])
     else:
         model = source.load(torch.float32)
-        model.set_attn_implementation("eager")
+        set_arithmetic(model, "eager", "eager")
         names.append(f"{source.folder} (checkpoint, float32)")
         cases, expected = expect(model, specs[0], seed)
     found = torch.cat([run_engine(engines[0], case) for case in cases])

@@ -23,7 +23,7 @@ WIDENED = {"float16": 0.0125, "bfloat16": 0.1}
 """Largest difference of a logit that is accepted of a graph of this dtype computed in float32, against the checkpoint
 with weights rounded to it: up to 2e-5 where all that is rounded are weights, but constants of the graph are as well,
 such as the factor of Gemma's embeddings."""
-ACTIVATIONS = {"int8": 0.1, "int4": 0.1, "int8-dynamic": 0.3, "int8-static": 0.3, "fp8": 0.3}
+ACTIVATIONS = {"int8": 0.1, "int4": 0.1, "int8-static": 0.3, "fp8": 0.3}
 """Root mean square of the differences that is accepted, in standard deviations of the logits, where activations are
 quantised too: by precision, weights being those of the reference. A wrong graph differs by 1 and more."""
 CHUNK = 256

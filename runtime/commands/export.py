@@ -30,7 +30,7 @@ def main() -> None:
         "checkpoint's; if either check fails, nothing is left behind.",
     )
     parser.add_argument("pair", type=Path, help="folder to write")
-    parser.add_argument("--target", required=True, help="checkpoint of the target: local folder or hub id")
+    parser.add_argument("--target", required=True, help="checkpoint of the target: local folder, hub id or GGUF file")
     parser.add_argument("--auxiliary", help="checkpoint of the auxiliary, same vocabulary")
     add_options(parser, ExportOptions, only=OPTION_FIELDS)
     parser.add_argument(
@@ -104,7 +104,7 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
     import yaml
 
     from engines.folder import write_folder
-    from export.checkpoint.checkpoint import find
+    from export.checkpoint.find import find
     from export.checkpoint.vocabulary import common_vocabulary
     from mtad.params import DecodingParams
     from runtime.tensorrt_llm.worker import worker_config

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from export.options import ExportOptions
+from export.options import ADAPTER, GGUF, ExportOptions
 from mtad.errors import CapacityExceeded, InvalidInput, no_folder
 from runtime.commands.entry import add_options, given_options
 from runtime.commands.terminal import waiting
@@ -22,7 +22,7 @@ EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revisi
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """Add the pair and, for a pair that has yet to be exported, its auxiliary and options of the export."""
-    parser.add_argument("pair", help="pair folder, or the target's checkpoint: a folder or a hub id")
+    parser.add_argument("pair", help="pair folder, or the target's checkpoint: a folder, a hub id or a GGUF file")
     group = parser.add_argument_group("exporting first", "only with a checkpoint; the pair is kept in the user's cache")
     group.add_argument("--auxiliary", help="its auxiliary's checkpoint, likewise (default: drafts are looked up)")
     add_options(group, ExportOptions, only=EXPORT_OPTIONS[1:])
@@ -48,9 +48,12 @@ def find_pair(options: argparse.Namespace) -> Path:
 
 
 def _is_checkpoint(source: Path) -> bool:
-    """Whether it is a checkpoint's folder, or a hub id: a path whose first part is no folder here."""
+    """Whether it is a checkpoint's folder or file, or a hub id: a path whose first part is no folder here."""
     if source.is_dir():
-        return (source / "config.json").is_file() and not (source / "engine.json").is_file()
+        known = any((source / name).is_file() for name in ("config.json", ADAPTER))
+        return known and not (source / "engine.json").is_file()
+    if source.is_file():
+        return source.suffix == GGUF
     return len(source.parts) == 2 and source.parts[0] not in ("..", "~", "/") and not source.parent.exists()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engines.folder import write_folder
-from export.checkpoint.checkpoint import find
+from export.checkpoint.find import find
 from export.options import ExportOptions
 from export.pair import export_pair
 from runtime.pair import ROLES

@@ -77,7 +77,7 @@ def write_model(folder: Path, config: PretrainedConfig, noise: float = 0.0) -> P
         some = torch.arange(64).reshape(2, 32)
         model.get_output_embeddings().weight.mul_(2.5 / model.eval()(some).logits.std())  # neither flat nor certain
         for parameter in model.parameters():
-            parameter.add_(noise * parameter.std() * torch.randn(parameter.shape))
+            parameter.add_(noise * parameter.std(correction=0) * torch.randn(parameter.shape))
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder

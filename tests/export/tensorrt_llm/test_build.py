@@ -11,7 +11,8 @@ import pytest
 
 from engines.folder import read_spec
 from engines.tensorrt_plan import Gpu
-from export.checkpoint.checkpoint import Checkpoint, find
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.find import find
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.tensorrt_llm.build import build_command, plan_for

@@ -1,0 +1,125 @@
+"""Finding checkpoints: a local folder, a hub id, a GGUF file, or the folder of a LoRA adapter."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+
+import transformers
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from export.checkpoint.checkpoint import WEIGHTS, Checkpoint, opening
+from export.checkpoint.packed import Packing
+from export.options import ADAPTER, GGUF
+from mtad.errors import InvalidInput, first_line, refused_as
+
+
+def find(name: str, source: str, weights: bool = True, revision: str | None = None) -> Checkpoint:
+    """Find a checkpoint and check that it can be exported; no weights are read into memory.
+
+    Args:
+        source: a local folder, or a hub id such as `meta-llama/Llama-3.2-1B`, which is downloaded.
+        weights: without, a hub id's weights are not downloaded, and the digest is empty where they are not there.
+        revision: branch, tag or commit of a hub id; by default, its main branch.
+
+    Raises:
+        InvalidInput: not there, incomplete, or no causal language model that transformers knows.
+    """
+    path, size = Path(source), 0
+    folder, file = (path.parent, path.name) if path.suffix == GGUF and path.is_file() else (path, None)
+    origin = str(path.absolute()) if path.exists() else source
+    if not folder.is_dir():
+        folder, size = _download(name, source, weights, revision)
+    elif revision is not None:
+        field = "revision" if name == "target" else f"{name}_revision"
+        raise InvalidInput(field, revision, f"{source} is a local folder; leave it out")
+    described = folder / (file or "config.json")
+    if (folder / ADAPTER).is_file() and not described.is_file():
+        return _adapted(name, source, origin, folder, weights)
+    if not described.is_file():
+        problem = "the folder has no config.json; give a Hugging Face checkpoint, a GGUF file or a LoRA adapter"
+        raise InvalidInput(name, source, problem)
+    with refused_as(name, source, "its config.json is damaged or not that of a checkpoint"):
+        values = {} if file else json.loads(described.read_text(encoding="utf-8"))
+        if not file and (not isinstance(values, dict) or not values.get("architectures")):
+            raise InvalidInput(name, source, "its config.json names no architecture; give a Hugging Face checkpoint")
+    try:
+        config = AutoConfig.from_pretrained(folder, **opening(file))
+    except Exception as error:  # configurations check themselves, each in its own way
+        problem = f"transformers {transformers.__version__} does not know the model in its {described.name}"
+        raise InvalidInput(name, source, f"{problem}: {first_line(error)}") from error
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if file and known is not None:
+        config.architectures = [known.__name__]
+    architecture = values["architectures"][0] if values else known.__name__ if known else described.name
+    if known is None or known.__name__ != architecture:
+        wanted = f"{config.model_type} has {known.__name__}" if known else f"{config.model_type} has none"
+        raise InvalidInput(name, source, f"{architecture} is not a causal language model of its type ({wanted})")
+    found = Checkpoint(name, folder, config, "", origin, size, file)
+    quantized = None if file else getattr(config, "quantization_config", None)
+    if quantized and quantized.get("quant_method") != "mxfp4":  # which transformers unpacks without a GPU
+        with refused_as(name, source, "its weights are quantized in a form that cannot be read"):
+            found = replace(found, packing=Packing.of(quantized))
+        del config.quantization_config
+    if size:
+        return found
+    kinds = [file] if file else WEIGHTS
+    files = next((files for kind in kinds if (files := sorted(folder.glob(kind)))), None)
+    if files is None:
+        raise InvalidInput(name, source, f"the folder has no weights ({' or '.join(WEIGHTS)})")
+    return replace(found, digest=_digest([described, *files]))
+
+
+def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -> Checkpoint:
+    """The checkpoint that an adapter was trained on, with the adapter."""
+    with refused_as(name, source, f"{ADAPTER} is damaged"):
+        trained_on = str(json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
+    if find_spec("peft") is None:
+        raise InvalidInput(name, source, "a LoRA adapter, which is merged by peft; pip install 'mtad[adapters]'")
+    try:
+        base = find(name, trained_on, weights)
+    except InvalidInput as error:
+        problem = (
+            f"the adapter's checkpoint {trained_on}: {error.problem}; {ADAPTER} names it as base_model_name_or_path"
+        )
+        raise InvalidInput(name, source, problem) from None
+    own = _digest([folder / ADAPTER, *sorted(folder.glob("adapter_model.*"))])
+    digest = hashlib.sha256(f"{base.digest} {own}".encode()).hexdigest() if base.digest else ""
+    return replace(base, source=origin, adapter=folder, digest=digest)
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _download(name: str, source: str, weights: bool, revision: str | None) -> tuple[Path, int]:
+    """The folder a hub id was downloaded to, and how many bytes of weights were left there."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
+        if not weights:
+            files = HfApi().model_info(source, revision=revision, files_metadata=True).siblings or []
+            sizes = [sum(f.size or 0 for f in files if fnmatch(f.rfilename, kind)) for kind in WEIGHTS]
+            if not any(sizes):
+                raise InvalidInput(name, source, f"the hub has no weights of it ({' or '.join(WEIGHTS)})")
+            return Path(snapshot_download(source, revision=revision, allow_patterns=common)), next(filter(None, sizes))
+        for kind in WEIGHTS:
+            folder = Path(snapshot_download(source, revision=revision, allow_patterns=[*common, kind]))
+            if any(folder.glob(kind)):
+                break
+        return folder, 0
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        problem = f"no such folder, and the hub request failed: {first_line(error)}"
+        raise InvalidInput(name, source, problem) from None

@@ -1,0 +1,224 @@
+"""Checkpoints that are more than a folder of weights: packed matrices, GGUF files, LoRA adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from export.checkpoint.find import find
+from export.options import ExportOptions
+from export.pair import export_pair
+from export.plan import plan_pair
+from export.quantization.weight_only import dequantized
+from mtad.errors import InvalidInput
+from tests.support.checkpoints import make_checkpoint, make_tokenizer
+
+GROUP = 32
+AWQ = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": GROUP, "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
+WEIGHTS = {"type": "int", "num_bits": 4, "group_size": GROUP, "strategy": "group", "symmetric": False}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"0": {"weights": WEIGHTS}},
+}
+
+
+def joined(columns: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Int32 [A, B / 8] of numbers [A, B]: of eight neighbours the one at order[i] has bits 4 i to 4 i + 3."""
+    words = torch.zeros(columns.shape[0], columns.shape[1] // 8, dtype=torch.int64)
+    for word in range(words.shape[1]):
+        for place, which in enumerate(order):
+            words[:, word] |= columns[:, 8 * word + which].long() << 4 * place
+    return words.to(torch.int32)
+
+
+def awq(numbers: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)  # `order_map` of AutoAWQ's WQLinear_GEMM
+    return {"qweight": joined(numbers.T, order), "qzeros": joined(zeros.T, order), "scales": scales.T}
+
+
+def gptq(numbers: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    groups = torch.arange(numbers.shape[1], dtype=torch.int32) // GROUP
+    return {
+        "qweight": joined(numbers).T,
+        "qzeros": joined((zeros.T.int() - 1) & 15),
+        "scales": scales.T,
+        "g_idx": groups,
+    }
+
+
+def compressed(numbers: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    shape = {"weight_shape": torch.tensor(numbers.shape), "weight_zero_point": joined(zeros.T).T}
+    return {"weight_packed": joined(numbers), "weight_scale": scales, **shape}
+
+
+Pack = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
+
+
+def write_packed(folder: Path, pack: Pack, described: dict[str, Any], **changes: Any) -> dict[str, Tensor]:
+    """A Llama whose matrices are packed; returns what its weights are."""
+    plain = load_file(make_checkpoint(folder, seed=1) / "model.safetensors")
+    generator, stored = torch.Generator().manual_seed(2), dict[str, Tensor]()
+    for name, weight in plain.items():
+        if not name.endswith("proj.weight"):
+            stored[name] = weight
+            continue
+        rows, groups = weight.shape[0], weight.shape[1] // GROUP
+        numbers = torch.randint(16, weight.shape, generator=generator, dtype=torch.uint8)
+        zeros = torch.randint(16, (rows, groups), generator=generator, dtype=torch.uint8)
+        scales = (0.01 + 0.01 * torch.rand(rows, groups, generator=generator)).half()
+        whole = (numbers.float() - zeros.float().repeat_interleave(GROUP, 1)) * scales.float().repeat_interleave(
+            GROUP, 1
+        )
+        plain[name] = whole
+        parts = pack(numbers, zeros, scales)
+        stored |= {name.replace("weight", part): tensor.contiguous() for part, tensor in parts.items()}
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {**described, **changes}}))
+    return plain
+
+
+FORMS: dict[str, tuple[Pack, dict[str, Any]]] = {
+    "awq": (awq, AWQ),
+    "gptq": (gptq, GPTQ),
+    "compressed-tensors": (compressed, COMPRESSED),
+}
+
+
+@pytest.mark.parametrize("method", FORMS)
+def test_packed_matrices_are_what_their_library_says(method: str, tmp_path: Path) -> None:
+    expected = write_packed(tmp_path / "packed", *FORMS[method])
+    found = find("target", str(tmp_path / "packed"))
+    read, loaded = found.weights(), found.load(torch.float32).state_dict()
+    for name, weight in expected.items():
+        assert torch.equal(read(name), weight)
+        assert torch.equal(loaded[name], weight)
+
+
+@pytest.mark.slow
+def test_int4_takes_packed_matrices_over_and_rounds_nothing_again(tmp_path: Path, calibration: Path) -> None:
+    expected = write_packed(tmp_path / "packed", *FORMS["awq"])
+    auxiliary = make_checkpoint(tmp_path / "auxiliary", seed=2)
+    options = ExportOptions(
+        str(tmp_path / "packed"), str(auxiliary), rows=2, capacity=256, precision="int4",
+        auxiliary_precision="float32", calibration=calibration,
+    )  # fmt: skip
+    export_pair(tmp_path / "pair", options)
+    matrices = dequantized(tmp_path / "pair" / "target" / "model.onnx")
+    assert len(matrices) == 14
+    for name, read in matrices.items():
+        assert np.array_equal(read(), expected[name.removesuffix(".transposed")].numpy().T)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "precision", "words"),
+    [
+        ("awq", {"version": "gemv"}, None, r"awq \(gemv, 4 bits\); readable are"),
+        ("awq", {"quant_method": "bitsandbytes"}, None, "bitsandbytes"),
+        ("compressed-tensors", {"format": "float-quantized"}, None, "float-quantized"),
+        ("gptq", {"bits": 3}, None, "3 bits"),
+        ("gptq", {"desc_act": True}, "int4", "ordered its columns by activations"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_any_work(
+    method: str, changes: dict[str, Any], precision: str | None, words: str, tmp_path: Path, calibration: Path
+) -> None:
+    write_packed(tmp_path / "packed", *FORMS[method], **changes)
+    source, text = str(tmp_path / "packed"), calibration if precision else None
+    with pytest.raises(InvalidInput, match=words):
+        plan_pair(ExportOptions(source, source, capacity=256, precision=precision, calibration=text))
+
+
+def test_a_packed_matrix_that_is_missing_is_refused_before_any_work(tmp_path: Path) -> None:
+    write_packed(tmp_path / "packed", *FORMS["awq"])
+    stored = load_file(tmp_path / "packed" / "model.safetensors")
+    del stored["model.layers.0.self_attn.q_proj.qweight"]
+    save_file(stored, tmp_path / "packed" / "model.safetensors")
+    with pytest.raises(InvalidInput, match="not every weight of LlamaForCausalLM"):
+        plan_pair(ExportOptions(str(tmp_path / "packed"), str(tmp_path / "packed"), capacity=256))
+
+
+def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base, adapter = make_checkpoint(tmp_path / "base", seed=1), tmp_path / "adapter"
+    config = peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=4, lora_alpha=16, init_lora_weights=False)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).eval()
+    adapted.save_pretrained(adapter)
+    found, tokens = find("target", str(adapter)), torch.arange(40)[None]
+    with torch.no_grad():
+        expected, logits = adapted(tokens).logits, found.load(torch.float32)(tokens).logits
+    assert torch.allclose(logits, expected, atol=1e-4)
+    assert found.digest != find("target", str(base)).digest
+    assert found.source == str(adapter)
+    assert torch.equal(found.weights()("lm_head.weight"), adapted.get_output_embeddings().weight)
+    base.rename(tmp_path / "moved")
+    with pytest.raises(InvalidInput, match="names it as base_model_name_or_path"):
+        find("target", str(adapter))
+
+
+def test_a_gguf_file_is_a_checkpoint(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    source, path = make_checkpoint(tmp_path / "source", seed=1), tmp_path / "model.gguf"
+    write_gguf(gguf, path, load_file(source / "model.safetensors"))
+    found, original = find("target", str(path)), find("target", str(source))
+    assert found.config.architectures == ["LlamaForCausalLM"]
+    assert found.eos_token_ids() == (0,)
+    assert found.tokenizer().encode("SELECT name") == original.tokenizer().encode("SELECT name")
+    tokens = torch.arange(40)[None]
+    with torch.no_grad():
+        logits, expected = (one.load(torch.float32)(tokens).logits for one in (found, original))
+    assert torch.allclose(logits, expected, atol=1e-4)
+    plan_pair(ExportOptions(str(path), str(path), capacity=256))
+
+
+def write_gguf(gguf: Any, path: Path, weights: dict[str, Tensor]) -> None:
+    """The Llama of `make_checkpoint` as llama.cpp has it."""
+    writer, tokenizer = gguf.GGUFWriter(path, "llama"), make_tokenizer()
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    writer.add_block_count(2)
+    writer.add_context_length(512)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(len(tokenizer))
+    writer.add_rope_freq_base(10000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(model["vocab"], key=model["vocab"].get))
+    writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (len(tokenizer) - 1))
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    names = {
+        "embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.": "",
+        "layers": "blk",
+    }
+    names |= {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"} | {"self_attn.o_proj": "attn_output"}
+    names |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    for name, weight in weights.items():
+        if "q_proj" in name or "k_proj" in name:  # llama.cpp rotates neighbours, not halves
+            weight = weight.reshape(-1, 2, 8, 64).swapaxes(1, 2).reshape(weight.shape)
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        writer.add_tensor(name, weight.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

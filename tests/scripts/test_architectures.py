@@ -1,0 +1,36 @@
+"""The table of architectures says what an export does now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.folder import open_engine
+from scripts.architectures import TRIED, attempt
+from scripts.paths import RESULTS
+from tests.support.steps import alone_and_together
+
+FIGURES = json.loads((RESULTS / "architectures.json").read_text())["figures"]["architectures"]
+
+
+def test_the_table_has_only_what_is_tried() -> None:
+    assert FIGURES.keys() <= set(TRIED)
+    assert sum(one["state"] == "verified" for one in FIGURES.values()) >= 30
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2"])
+def test_an_architecture_is_refused_for_the_reason_in_the_table(kind: str, tmp_path: Path) -> None:
+    assert attempt(kind, tmp_path) == FIGURES[kind]
+    assert "keep more than keys and values, or a state" in FIGURES[kind]["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "gemma4_text", "deepseek_v3"])
+def test_experts_sinks_and_caches_of_several_shapes_do_what_the_table_says(kind: str, tmp_path: Path) -> None:
+    assert attempt(kind, tmp_path) == FIGURES[kind]
+    assert FIGURES[kind]["state"] == "verified"
+    for alone, whole in alone_and_together(open_engine(tmp_path / "pair" / "target")):
+        assert torch.equal(alone, whole)
