@@ -17,7 +17,7 @@ from engines.cache.paged import SPARE
 from engines.tensorrt_llm.cache import spare_pages
 from engines.tensorrt_llm.engine import TensorRTLLMEngine
 from engines.tensorrt_plan import TensorRtPlan
-from export.checkpoint.checkpoint import find
+from export.checkpoint.find import find
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
