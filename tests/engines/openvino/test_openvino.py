@@ -33,7 +33,7 @@ from tests.support.steps import make_step, some_tokens
 
 FLOAT32 = RuntimeConfig(threads=1, provider="openvino", compute="float32")
 LOSSLESS = ("block", "traversal")
-METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "bild", "mmtad_sample")
+METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "relaxed", "mmtad_sample")
 
 
 def _prefer(runtime: str, engine: Engine, rows: int) -> float:
