@@ -21,7 +21,7 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import config
-from runtime.triton.tensors import BLS
+from runtime.triton.tensors import INPUTS
 from tests.support.commands import Run
 from tests.support.paths import ROOT
 
@@ -72,7 +72,7 @@ def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) 
     request = Request(0, [1], DecodingParams(max_tokens=yaml.safe_load(found[1])["max_tokens"]), seed=0)
     with pytest.raises(InvalidInput, match=expected[1] if expected else "nothing"):
         Scheduler(rows=1, capacity=4096).check(request)
-    assert set(yaml.safe_load(found[1])) <= {tensor.name for tensor in BLS.inputs}
+    assert set(yaml.safe_load(found[1])) <= {tensor.name for tensor in INPUTS}
     (model,) = set(re.findall(r"/v2/models/(\w+)", (DOCS / "kubernetes.yaml").read_text()))
     assert f"--load-model={model}" in container["command"]
     assert f'name: "{model}"' in config(model, TritonOptions("pair"))

@@ -66,7 +66,7 @@ def block(request: Request, draft: Draft) -> Iterator[Outcome]:
         else:
             behind = request.q(chain[:at])
             s = sum(max(w * value - behind.get(one, 0.0), 0.0) for one, value in bonus.items())
-            passes, bonus = s / (s + 1 - w) if s else 0.0, residual(bonus, behind, w)
+            passes, bonus = s / (s + 1 - w) if s > 1e-12 else 0.0, residual(bonus, behind, w)
         found = [(chance * (1 - passes), path, after) for chance, path, after in found]
         found.append((passes, chain[:at], bonus))
     yield from found
@@ -131,7 +131,7 @@ def traversal(request: Request, draft: Draft) -> Iterator[Outcome]:
             left *= nothing
             mass = sum(max(weight * value - q.get(one, 0.0), 0.0) for one, value in p.items())
             p, q = residual(p, q, weight), left_of(q, token)
-            weight = 1.0 if not at.tokens else mass / (mass + 1 - weight) if mass else 0.0
+            weight = 1.0 if not at.tokens else mass / (mass + 1 - weight) if mass > 1e-12 else 0.0
         yield left * weight, at.tokens, p
         yield left * (1 - weight), None, p
 
