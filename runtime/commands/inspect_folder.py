@@ -6,11 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from engines.folder import read_spec, vocabulary_hash
 from engines.memory import Memory
-from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.pair import open_tokenizer, read_description
@@ -60,8 +57,6 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
     """
     spec = read_spec(folder)
     tokenizer = open_tokenizer(folder, vocabulary)
-    if (folder / "model.onnx").is_file():
-        _check_graph(folder)
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     text = tokenizer.get_vocab()
     return {
@@ -76,19 +71,3 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
         "files": files,
         "size": sum(files.values()),
     }
-
-
-def _check_graph(folder: Path) -> None:
-    """Refuse a graph that cannot be read, or whose data file is too short."""
-    try:
-        model = onnx.load(folder / "model.onnx", load_external_data=False)
-    except Exception as error:  # protobuf's own
-        raise InvalidInput("folder", str(folder), f"model.onnx is damaged, export again: {error}") from None
-    for tensor in model.graph.initializer:
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file = folder / place["location"]
-            end = int(place.get("offset", 0)) + int(place.get("length", 0))
-            if not file.is_file() or file.stat().st_size < end:
-                problem = f"{file.name} is missing or shorter than model.onnx says; export again"
-                raise InvalidInput("folder", str(folder), problem)

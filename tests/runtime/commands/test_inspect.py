@@ -52,8 +52,6 @@ class TestInspect:
     @pytest.mark.parametrize(
         ("format", "name", "damage", "words"),
         [
-            ("onnx", "target/model.onnx", lambda data: data[:50], "model.onnx is damaged"),
-            ("onnx", "target/model.onnx.data", lambda data: data[:-1], "shorter than model.onnx says"),
             ("torch", "pair.json", lambda data: b"{}", "not a valid description"),
             ("torch", "target/tokenizer.json", lambda data: b"{}", "tokenizer cannot be loaded"),
         ],
@@ -74,7 +72,7 @@ class TestInspect:
 
     def test_what_is_no_folder_of_ours_is_one_line(self, run: Run, tmp_path: Path) -> None:
         assert_refused(run("inspect", tmp_path / "nowhere"), "inspect", "no such folder")
-        assert_refused(run("inspect", tmp_path), "inspect", "no pair.json and no engine.json")
+        assert_refused(run("inspect", tmp_path), "inspect", "no engine.json")
 
 
 class TestDryRun:
