@@ -155,7 +155,8 @@ def _reason(error: Exception, architecture: str) -> str:
     before, _, summary = text.partition("## Exception summary\n\n")
     if summary:  # of torch's exporter
         text = f"{before.split(':')[0]}: {summary}"
-    return text.splitlines()[0].replace(architecture, "it").removesuffix(", or give provider cpu")[:200]
+    text = text.splitlines()[0].partition(" : [num_users=")[0]  # the rest is the node of the traced graph
+    return text.replace(architecture, "it").removesuffix(", or give provider cpu")[:200]
 
 
 def tables(figures: Mapping[str, Any]) -> dict[str, Rows]:

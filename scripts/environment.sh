@@ -5,18 +5,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 pinned() { sed -n '/^requires-python/,/^\[project.scripts\]/p' pyproject.toml && cat constraints.txt scripts/triton.txt; }
 
 install_into_venv() {
-    local python="${PYTHON:-python3}" index=() url=https://download.pytorch.org/whl/cpu
+    local python="${PYTHON:-python3}"
     if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; then
         echo "Python 3.11, 3.12 or 3.13 is needed, and $python is $("$python" --version); name another one as PYTHON" >&2
         exit 2
     fi
-    # PyTorch from PyPI brings CUDA along, 3 GB that a machine without a GPU has no use for
-    if [ "$(uname)" = Linux ] && [ -z "${PIP_FIND_LINKS:-}" ] && ! command -v nvidia-smi > /dev/null &&
-        curl -fsI -m 5 "$url/torch/" > /dev/null; then
-        index=(--extra-index-url "$url")
-    fi
+    # PyTorch from PyPI brings CUDA along, 3 GB more; PIP_EXTRA_INDEX_URL may name an index with builds for CPUs
     "$python" -m venv --clear .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "${index[@]}" -e ".[$extra]"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extra]"
 }
 
 if ! cmp -s <(pinned) .venv/installed-dev && ! cmp -s <(pinned) ".venv/installed-$extra"; then

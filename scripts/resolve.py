@@ -72,7 +72,7 @@ LIBRARIES = {"10.14.1.48.post1": "Requires-Dist: cuda-toolkit[cudart]<14,>=13\n"
 def requirements(name: str, version: str, machine: str) -> list[Requirement]:
     """What one package requires, by uv's cache."""
     msgpack: Any = import_module("msgpack")
-    found = [LIBRARIES[version].removeprefix("Requires-Dist: ")] if name == "tensorrt-cu13-libs" else None
+    found = [LIBRARIES[version].removeprefix("Requires-Dist: ").strip()] if name == "tensorrt-cu13-libs" else None
     for file in sorted(CACHE.glob(f"wheels-*/pypi/{name}/*.msgpack")):
         unpacker = msgpack.Unpacker(strict_map_key=False)
         unpacker.feed(file.read_bytes())
@@ -102,8 +102,11 @@ def main() -> None:
             pins = dict(line.split("==") for line in compiled.splitlines())
             given = {one: requirements(one, pins[one], machine) for one in pins}
             asked = defaultdict[str, set[str]](set)
-            for own in [*required(name), *(own for all_of_one in given.values() for own in all_of_one)]:
-                asked[canonicalize_name(own.name)] |= own.extras
+            new = required(name)
+            for _ in range(5):  # a package that is asked for with an extra may ask for another with one
+                for own in new:
+                    asked[canonicalize_name(own.name)] |= own.extras
+                new = [own for one in pins for own in active(given[one], environment_of(python, machine), asked[one])]
             lines = []
             for one, version in sorted(pins.items()):
                 needs_of = active(given[one], environment_of(python, machine), asked[one])

@@ -137,11 +137,7 @@ def test_a_target_alone_is_exported(run: Run, checkpoints: tuple[Path, Path], tm
     assert read_json(folder, "pair.json")["engines"] == ["target"]
     assert {path.name for path in folder.iterdir()} == {"pair.json", "target"}
     assert run("check", folder).code == 0
-    for option in (
-        ["--auxiliary-precision", "float16"],
-        ["--defaults", '{"draft": "model"}'],
-        ["--to", "tensorrt-llm"],
-    ):
+    for option in (["--auxiliary-precision", "float16"], ["--defaults", '{"draft": "model"}']):
         assert_refused(run("export", tmp_path / "pair", "--target", target, *option), "export", "auxiliary")
     assert "102,720" not in run("export", tmp_path / "pair", "--target", target, "--dry-run").out
     assert_refused(run("generate", tmp_path / "nothing", "S"), "generate", "no such folder")

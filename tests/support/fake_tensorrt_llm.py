@@ -263,7 +263,8 @@ def run(plan: Plan, given: dict[str, Tensor], host: dict[str, Any]) -> Tensor:
 
     def rotated(x: Tensor) -> Tensor:
         left, right = x.chunk(2, -1)
-        return x * cos[0, :, None] + torch.cat([-right, left], -1) * sin[0, :, None]
+        turned: Tensor = x * cos[0, :, None] + torch.cat([-right, left], -1) * sin[0, :, None]
+        return turned
 
     for layer, block in enumerate(model.model.layers):
         inner, attention = block.input_layernorm(hidden), block.self_attn

@@ -100,9 +100,8 @@ PROMPTS = ["SELECT name FROM", "def largest(values):", "S", "where do they live?
 
 
 def params_of(methods: tuple[str, ...]) -> list[DecodingParams]:
-    base = DecodingParams(max_tokens=10, ignore_eos=True)
-    own: dict[str, dict[str, Any]] = {"traversal": {"branching": (2, 1, 1)}}
-    return [replace(base, method=m, seed=n, **own.get(m, {"draft_len": 4})) for n, m in enumerate(methods)]
+    base = DecodingParams(max_tokens=10, ignore_eos=True, draft_len=4)
+    return [replace(base, method=method, seed=number) for number, method in enumerate(methods)]
 
 
 def test_every_drafting_form_gives_the_tokens_of_the_pytorch_engine(pairs: tuple[Pair, Pair]) -> None:

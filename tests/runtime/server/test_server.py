@@ -125,7 +125,7 @@ def test_a_stream_says_how_its_tokens_came_about(method: str, plain: LLM, server
         result.token_ids, result.logprobs, pieces, details, result.details, strict=True
     ):
         assert (one["text"], one["p"]) == (names.name(token)[0], pytest.approx(math.exp(logprob)))
-        assert "\ufffd" in one["text"] or one["text"] == piece or token in plain.pair.eos
+        assert "\ufffd" in one["text"] or one["text"] == piece.lstrip("\ufffd") or token in plain.pair.eos
         given = [one["accepted"], *one["rejected"]], [own.accepted, *own.rejected]
         assert [drafted and drafted["q"] for drafted in given[0]] == [drafted and drafted.q for drafted in given[1]]
 
