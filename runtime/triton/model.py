@@ -90,9 +90,7 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             options = read_options(folder / "model.yaml")
-            logging.basicConfig(
-                level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-            )
+            logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
             engine = AsyncLLM(folder / options.pair, options.engine)
         except InvalidInput as error:
             raise pb_utils.TritonModelException(str(error)) from None

@@ -8,8 +8,6 @@ from pathlib import Path
 from mtad.errors import InvalidInput
 from runtime.config import RuntimeConfig, check_least, read_mapping
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 @dataclass(frozen=True)
 class TritonOptions:
@@ -18,20 +16,16 @@ class TritonOptions:
     Attributes:
         pair: pair folder; a relative one starts at the folder of `model.yaml`.
         request_seconds: timeout for a request, waiting included, in seconds, >= 0.001.
-        log_level: least severe message that is logged: debug, info, warning or error.
         engine: how the pair runs. The target is not sharded: a model of Triton is one process.
     """
 
     pair: str
     request_seconds: float = 600.0
-    log_level: str = "info"
     engine: RuntimeConfig = field(default_factory=RuntimeConfig)
 
     def __post_init__(self) -> None:
         if not isinstance(self.pair, str) or not self.pair:
             raise InvalidInput("pair", self.pair, "give the path of a pair folder")
-        if self.log_level not in LEVELS:
-            raise InvalidInput("log_level", self.log_level, f"choose one of {', '.join(LEVELS)}")
         check_least(self, request_seconds=1e-3)
         if self.engine.tensor_parallel != 1:
             raise InvalidInput("tensor_parallel", self.engine.tensor_parallel, "a Triton model is one process; give 1")

@@ -35,7 +35,7 @@ def families(*folders: str) -> None:
         name = type(model).__name__
         spec = EngineSpec(name, *shape, "float32", 4, 256, (0,), "torch", "", {})
         shard = Worker(Path(folder), spec, Placement())
-        verify(shard.engine, expect(model, spec, seed=1))
+        verify(shard.engine, expect(model, spec))
         whole = sum(parameter.nbytes for parameter in model.parameters())
         assert shard.weights < whole, folder
         if name != "Phi3ForCausalLM":  # its plan shards the weights of attention, but not the heads

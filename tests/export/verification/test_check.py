@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class TestCommand:
         outcome = run("check", pair_folders("onnx"), pair_folders("torch"))
         assert (outcome.code, outcome.err) == (0, "")
         lines = outcome.out.splitlines()
-        names = [Path(lines[at + 1].split()[0]).name for at in (-1, *(n for n, line in enumerate(lines) if not line))]
+        names = [Path(a.split()[0]).name for a, b in pairwise(lines) if b.startswith("against ")]
         assert names == ["target", "auxiliary"]
 
     def test_the_verdict_names_the_tolerance(self, run: Run, onnx_copy: Path) -> None:

@@ -88,7 +88,7 @@ def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders:
     pair = pair_folders("onnx")
     folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine=RuntimeConfig(rows=2, graphs=False)))
     values = yaml.safe_load((folder / "1" / "model.yaml").read_text())
-    assert set(values) == {"pair", "request_seconds", "log_level", *asdict(RuntimeConfig())}
+    assert set(values) == {"pair", "request_seconds", *asdict(RuntimeConfig())}
     options = read_options(folder / "1" / "model.yaml")
     assert options.engine == RuntimeConfig(rows=2, graphs=False)
     llm = LLM(pair, options.engine)
@@ -109,7 +109,6 @@ def test_the_command_has_every_option_of_the_engine() -> None:
         ("pair: x\nrows: many\n", "rows"),
         ("pair: x\nrequest_seconds: 0\n", "request_seconds"),
         ("pair: x\nrequest_seconds: .inf\n", "request_seconds"),
-        ("pair: x\nlog_level: loud\n", "log_level"),
         ("rows: 4\n", "pair"),
         ("- pair\n", "model.yaml"),
         ("pair: [\n", "model.yaml"),
