@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mtad.errors import InvalidInput
+from mtad.errors import Failed, InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM, RuntimeConfig
 from runtime.commands.entry import given_options
@@ -146,7 +146,7 @@ def test_an_interrupted_write_leaves_what_was_there(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError("disk full")))
     for name in ("mtad", "new"):
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(Failed, match="disk full"):
             write_model(tmp_path, name, options)
     assert [path.name for path in tmp_path.iterdir()] == ["mtad"]
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
