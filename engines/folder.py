@@ -13,10 +13,11 @@ from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engines.base import KV_PAGE, Engine, EngineSpec
+import onnx
+
+from engines.base import KV_PAGE, Engine, EngineSpec, input_shapes
 from engines.kinds import ATTENTION, FORMATS, PRECISIONS
 from engines.memory import format_bytes
-from engines.onnx.shapes import check_graph
 from engines.placement import ONE_CORE, Placement
 from engines.tensorrt_plan import TensorRtPlan
 from mtad.errors import Failed, InvalidInput, no_folder, refused_as
@@ -152,11 +153,27 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
     kind = placement.check(spec)
     with refused_as("folder", str(folder), "the model cannot be opened; where it is damaged, export again"):
         if kind.stored == "graph":
-            check_graph(folder / "model.onnx", spec)
+            _check_graph(folder / "model.onnx", spec)
         try:
             return kind.open(folder, spec, placement)
         except MemoryError as error:
             raise InvalidInput("rows", spec.rows, f"{error}; give fewer, or --memory for as much as fits") from error
+
+
+def _check_graph(path: Path, spec: EngineSpec) -> None:
+    """Compare the shapes of a graph's inputs and of its logits with what a description says.
+
+    Raises:
+        InvalidInput: they differ, so that memory for other sizes would be bound to the graph.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    values = [*graph.input, *(value for value in graph.output if value.name == "logits")]
+    found = {v.name: tuple(dim.dim_param or dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}
+    wanted = input_shapes(spec, "rows", "steps", "length", "kept") | {"logits": ("rows", "kept", spec.vocab_size)}
+    for name in sorted(found.keys() | wanted.keys()):
+        if (there := found.get(name)) != (said := wanted.get(name)):
+            problem = f"it says that the graph's {name} has the shape {said}, and it has {there}; export again"
+            raise InvalidInput("engine.json", str(path.parent), problem)
 
 
 @contextlib.contextmanager

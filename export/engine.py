@@ -31,7 +31,7 @@ from export.onnx.widen import rounded, write_widened
 from export.options import MEASURED
 from export.plan import PairPlan
 from export.quantization.model_optimizer import quantize_static
-from export.quantization.report import REPORT, BlockEfficiency, Calibration, compare_pairs, measure
+from export.quantization.report import REPORT, Calibration, measure
 from export.quantization.weight_only import matrices, quantize_graph, quantized_weights, write_exact
 from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
 from mtad.errors import InvalidInput, first_line
@@ -220,9 +220,7 @@ def copy_without_model(source: Path, folder: Path) -> None:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model*", "engine.json"), dirs_exist_ok=True)
 
 
-def write_reports(
-    work: Path, pair: Path, plan: PairPlan, text: Calibration, block_efficiency: BlockEfficiency | None
-) -> None:
+def write_reports(work: Path, pair: Path, plan: PairPlan, text: Calibration) -> None:
     """Complete the `quantization.json` of each quantised engine of a pair, measured beside the float32 pair in `work`.
 
     Plans are not run: in place of one is run what its graph was verified as, or the float32 engine if it has no 8-bit
@@ -236,12 +234,9 @@ def write_reports(
         for executed in (work / EXECUTED).iterdir():
             shutil.rmtree(measured / executed.name)
             executed.rename(measured / executed.name)
-    pairs = block_efficiency and compare_pairs(plain, measured, text, block_efficiency)
-    precisions = [spec.precision for _, spec, _ in plan.engines]
     for model, spec, _ in plan.engines:
         if spec.precision in MEASURED:
             own = pair / model.name
             checked = {k: v for k, v in read_json(own, REPORT).items() if k in ("versions", "verification")}
             found = measure(plain, measured, model.name, text, own if planned else None)
-            block = {"block_efficiency": {"precisions": precisions, **pairs}} if pairs else {}
-            write_json(own / REPORT, {**checked, **found, "precision": spec.precision, **block})
+            write_json(own / REPORT, {**checked, **found, "precision": spec.precision})

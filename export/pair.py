@@ -24,7 +24,6 @@ from export.engine import (
 )
 from export.options import MEASURED, ExportOptions
 from export.plan import PairPlan, plan_pair
-from export.quantization.report import BlockEfficiency
 from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ def export_pair(
     options: ExportOptions,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
-    block_efficiency: BlockEfficiency | None = None,
 ) -> bool:
     """Compile checkpoints and write `folder/target`, `folder/auxiliary` if there is one, and `folder/pair.json`.
 
@@ -45,7 +43,6 @@ def export_pair(
 
     Args:
         progress: called with the name of each stage as it begins.
-        block_efficiency: measures a quantised pair for its report, which says nothing of it without.
 
     Returns:
         False if the folder was already what this call would write, so that nothing was done.
@@ -87,7 +84,7 @@ def export_pair(
         write_json(pair / "pair.json", plan.description)
         if plan.calibration is not None and new:
             progress("measuring")
-            write_reports(work, pair, plan, plan.calibration, block_efficiency)
+            write_reports(work, pair, plan, plan.calibration)
         shutil.rmtree(work)
     return True
 

@@ -77,7 +77,7 @@ def draft_level(row, level, tree, q, uniforms, is_end):
     else:
         draw_slots(row, tree, q, above, 0, beams, first, uniforms[: stop - first])
     for node in range(first, stop):
-        settle(row, level, tree, q, above, node, is_end)
+        settle(row, level, tree, node, is_end)
     return True
 
 
@@ -170,7 +170,7 @@ def weight_of(row, tree, node):
 
 
 @compiled
-def settle(row, level, tree, q, above, node, is_end):
+def settle(row, level, tree, node, is_end):
     """Say what a slot is that was just drawn: drafted or carried down, and whether its path goes on."""
     parent, alive = tree.parents[node], tree.log_q[node] > NEVER
     grew = grows(tree, parent)
@@ -178,8 +178,6 @@ def settle(row, level, tree, q, above, node, is_end):
     ends = row.stops_at_eos and is_end[tree.tokens[node]]
     tree.ended[node] = alive and (ends or not grew)
     likely = tree.log_q[node] >= row.log_confidence
-    if row.log_fallback > NEVER and tree.drafted[node]:  # `bild`: the target chooses this token anyway
-        likely = likely and after(q, parent - above - 1)[1].max() >= row.log_fallback
     tree.growing[node] = tree.drafted[node] and not ends and likely and level + 1 < row.draft_len
 
 

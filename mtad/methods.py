@@ -28,7 +28,6 @@ class Method:
         bounded: it is distributed as samples of a law that lies within `divergence` of the target's.
         reads_draft: the rule looks at the distributions that the draft was drawn from, not at its tokens alone.
         threshold: default of `accept_threshold`, whose meaning is the rule's; None for a rule without one.
-        confidence: default of `draft_confidence`.
         captured: a GPU runs it inside a CUDA graph, by the functions of `mtad.device`.
     """
 
@@ -41,7 +40,6 @@ class Method:
     bounded: bool = False
     reads_draft: bool = False
     threshold: float | None = None
-    confidence: float = 0.0
     captured: bool = False
 
     @property
@@ -57,7 +55,6 @@ class Method:
             "beam_width": self.form == "beams",
             "branching": self.form == "branches",
             "relaxed_topk": self.rule == "chain.relaxed",
-            "fly_window_size": self.rule == "chain.fly",
             "divergence": self.bounded,
             "plausible": self.bounded,
             "accept_threshold": self.threshold is not None,
@@ -146,14 +143,6 @@ METHODS: dict[str, Method] = {
         threshold=0.5,
         captured=True,
     ),
-    "typical": Method(
-        "beams",
-        "joint.typical",
-        "Accepts tokens that are typical of the target's distribution.",
-        "arXiv 2401.10774, section 2.3.1",
-        tree=True,
-        threshold=0.09,
-    ),
     "ensemble": Method(
         "chain",
         "chain.ensemble",
@@ -169,23 +158,6 @@ METHODS: dict[str, Method] = {
         "TensorRT-LLM's relaxed acceptance",
         threshold=0.6,
     ),
-    "fly": Method(
-        "chain",
-        "chain.fly",
-        "Token by token, but where the target is undecided a rejected token may be kept, as in vLLM.",
-        "arXiv 2511.22972",
-        reads_draft=True,
-        threshold=0.3,
-    ),
-    "bild": Method(
-        "chain",
-        "chain.bild",
-        "The auxiliary generates until it is unsure or the target finds its token too unlikely.",
-        "arXiv 2302.07863",
-        reads_draft=True,
-        threshold=2.0,
-        confidence=0.3,
-    ),
 }
 
 REMOVED = {
@@ -196,6 +168,9 @@ REMOVED = {
     "specinfer": "traversal",
     "modal": "relaxed",
     "threshold": "mtad with beam_width 1",
+    "typical": "mmtad",
+    "fly": "relaxed",
+    "bild": "relaxed with draft_confidence",
 }
 """Methods of earlier versions, and what to use instead."""
 

@@ -53,20 +53,14 @@ class DecodingParams:
             whatever the target's filtered distribution allows, and 1 requires the prefix to be likelier under the
             target than under the auxiliary. For ensemble, up to 1, the weight w of the target in w p + (1 - w) q
             (Hugging Face's assistant_ensemble_weight). For relaxed, by how much less likely than the target's most
-            likely token a token may be (TensorRT-LLM's relaxed_delta). For fly, the entropy in nats from which the
-            target counts as undecided (vLLM's fly_entropy_threshold). For typical, epsilon: a token at least this
-            probable is always accepted. For bild, the target takes over at a token with -log p above this.
+            likely token a token may be (TensorRT-LLM's relaxed_delta).
         divergence: How far budget and budget_tree may move the law of a token from the target's, in total variation,
             times 1 - max p, which is small where the target is sure; from 0 to 1. 0 is lossless.
         plausible: They move it towards tokens alone that are at least this times as likely under the target as its most
             likely one; from 0 to 1.
         relaxed_topk: How many of the target's most likely tokens relaxed accepts, at least 1.
-        fly_window_size: How many drafted tokens behind a rejected one must be accepted for fly to accept it as well, at
-            least 1. A draft must be longer than that for fly to differ from speculative; vLLM's default is 6.
-        draft_confidence: From 0 to 1; the default depends on the method. A drafted path is not continued once its joint
-            likelihood under the auxiliary falls below this, so drafts are long only where the auxiliary is confident; 0
-            never stops a draft. For bild, the target decides wherever the auxiliary's most likely token is less likely
-            than this.
+        draft_confidence: From 0 to 1. A drafted path is not continued once its joint likelihood under the auxiliary
+            falls below this, so drafts are long only where the auxiliary is confident; 0 never stops a draft.
         thinking_method: Method inside thoughts, between the tags that a model opens and closes them by; by default,
             method. Behind a tag the other part's rule begins anew, so with a lossless method the answer is a sample of
             the target's own law given the thought, whatever wrote that (docs/thinking.md).
@@ -126,8 +120,7 @@ class DecodingParams:
     divergence: float = 0.1
     plausible: float = 0.2
     relaxed_topk: int = 10
-    fly_window_size: int = 2
-    draft_confidence: float | None = None
+    draft_confidence: float = 0.0
     thinking_method: str | None = None
     thinking_threshold: float | None = None
     thinking_divergence: float | None = None
@@ -194,9 +187,7 @@ class DecodingParams:
         if self.thinking_token_budget is not None:
             _integer("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         _integer("relaxed_topk", self.relaxed_topk, 1, 2**31 - 1)
-        _integer("fly_window_size", self.fly_window_size, 1, 127)
-        if self.draft_confidence is not None:
-            _real("draft_confidence", self.draft_confidence, 0.0, 1.0, "from 0 to 1")
+        _real("draft_confidence", self.draft_confidence, 0.0, 1.0, "from 0 to 1")
         _real("temperature", self.temperature, 0.0, math.inf, "at least 0 and finite")
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
@@ -269,13 +260,6 @@ class DecodingParams:
     def threshold(self) -> float:
         """`accept_threshold`, or the method's own; 0 for a rule without one."""
         return self.accept_threshold if self.accept_threshold is not None else self.spec.threshold or 0.0
-
-    @property
-    def confidence(self) -> float:
-        """`draft_confidence`, or the method's own; 0 for a method that drafts nothing."""
-        if not self.drafts:
-            return 0.0
-        return self.draft_confidence if self.draft_confidence is not None else self.spec.confidence
 
     @cached_property
     def drafts(self) -> bool:
@@ -356,7 +340,7 @@ class DecodingParams:
     def from_dict(cls, values: dict[str, Any], base: DecodingParams | None = None) -> DecodingParams:
         """Parameters from untyped values, on top of `base`; an unknown field is refused by name.
 
-        Another method than the base's does not inherit what means something else to each: threshold and confidence.
+        Another method than the base's does not inherit the threshold, which means something else to each.
         """
         for name in values:
             if name == "speculation":
@@ -372,7 +356,7 @@ class DecodingParams:
             values["logit_bias"] = {_token(token): bias for token, bias in values["logit_bias"].items()}
         base = base or cls()
         if values.get("method", base.method) != base.method:
-            base = replace(base, accept_threshold=None, draft_confidence=None)
+            base = replace(base, accept_threshold=None)
         return replace(base, **values)
 
 

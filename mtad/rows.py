@@ -28,7 +28,7 @@ ROW = np.dtype(
         ("greedy", np.bool_),
         ("rule", np.int64),
         ("threshold", np.float64),
-        ("rule_count", np.int64),
+        ("relaxed_topk", np.int64),
         ("divergence", np.float64),
         ("plausible", np.float64),
         ("form", np.int64),
@@ -37,7 +37,6 @@ ROW = np.dtype(
         ("tree", np.bool_),
         ("reads_draft", np.bool_),
         ("log_confidence", np.float64),
-        ("log_fallback", np.float64),
         ("stops_at_eos", np.bool_),
     ],
     align=True,
@@ -46,11 +45,11 @@ ROW = np.dtype(
 
 * temperature, top_k, top_p, min_p: the filter of both models' logits; top_k is V for all, top_p 1 for all.
 * greedy: nothing is random; what would be drawn is the likeliest.
-* rule: an index of `RULES`. threshold: what it bounds, for `RATIOS` the logarithm. rule_count: what it counts.
+* rule: an index of `RULES`. threshold: what it bounds, for `RATIOS` the logarithm. relaxed_topk: of `relaxed`.
 * divergence, plausible: of `mtad.rules.budget.move`.
 * form, draft_len, width: of the draft; draft_len 0 drafts nothing. width: nodes of its widest level.
 * tree: the target scores the whole draft rather than its best path.
-* log_confidence: a path that is less likely is not continued. log_fallback: of `bild`, see `mtad.rules.chain.bild`.
+* log_confidence: a path that is less likely is not continued.
 """
 
 
@@ -71,7 +70,7 @@ def stack_rows(params: Sequence[DecodingParams], vocab_size: int) -> npt.NDArray
 
 
 def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
-    rule, bild = p.spec.rule, p.spec.rule == "chain.bild"
+    rule = p.spec.rule
     return (
         p.temperature or 1.0,
         top_k_of(p, vocab_size),
@@ -80,7 +79,7 @@ def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
         p.temperature == 0,
         RULES.index(rule),
         _log(p.threshold) if rule in RATIOS else p.threshold,
-        p.fly_window_size if rule == "chain.fly" else p.relaxed_topk,
+        p.relaxed_topk,
         p.divergence,
         p.plausible,
         FORMS.index(p.form) if p.form else CHAIN,
@@ -88,8 +87,7 @@ def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
         p.draft_width,
         p.tree,
         p.spec.reads_draft,
-        -math.inf if bild else _log(p.confidence),
-        _log(p.confidence) if bild else -math.inf,
+        _log(p.draft_confidence),
         not p.ignore_eos,
     )
 

@@ -19,9 +19,8 @@ from runtime.commands import serve
 from runtime.decoder.host_runner import compile_rules
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
-from runtime.triton.options import TritonOptions
 from runtime.triton.repository import config
-from runtime.triton.tensors import BLS
+from runtime.triton.tensors import INPUTS
 from tests.support.commands import Run
 from tests.support.paths import ROOT
 
@@ -72,10 +71,10 @@ def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) 
     request = Request(0, [1], DecodingParams(max_tokens=yaml.safe_load(found[1])["max_tokens"]), seed=0)
     with pytest.raises(InvalidInput, match=expected[1] if expected else "nothing"):
         Scheduler(rows=1, capacity=4096).check(request)
-    assert set(yaml.safe_load(found[1])) <= {tensor.name for tensor in BLS.inputs}
+    assert set(yaml.safe_load(found[1])) <= {tensor.name for tensor in INPUTS}
     (model,) = set(re.findall(r"/v2/models/(\w+)", (DOCS / "kubernetes.yaml").read_text()))
     assert f"--load-model={model}" in container["command"]
-    assert f'name: "{model}"' in config(model, TritonOptions("pair"))
+    assert f'name: "{model}"' in config(model)
 
 
 def test_the_pods_model_runs_on_its_gpu(manifest: dict[str, Any], run: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,16 @@ from engines.base import Engine, Step
 from engines.folder import open_engine
 from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
-from mtad.params import DecodingParams
 
 REPORT = "quantization.json"
 TOKENS = 4096
 """Tokens of text at most that logits are compared on."""
 CHUNK = 64
 """Tokens of a text in one step."""
-PROMPTS, NEW_TOKENS = 24, 64
-"""Prompts decoded for the block efficiency, and tokens of each."""
 CONTEXT, REPEATS = 256, 41
 """Columns attended to, and repetitions, when steps are timed."""
-METHODS = ("speculative", "mtad")
-"""Methods whose block efficiency is reported, with their default parameters."""
 NEUTRAL_TEXT = Path(__file__).with_name("neutral.jsonl")
 """What is measured on where the user gives no text of their own: prose, questions, code and data, about 900 tokens."""
-BlockEfficiency = Callable[[Path, Sequence[Sequence[int]], DecodingParams], dict[str, float]]
-"""Decodes prompts with a pair folder and says the tokens per target pass: `runtime.tuning.efficiency.block_efficiency`,
-which comes as an argument because this package knows nothing of decoding."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,6 @@ class Calibration:
     name: str
     bundled: bool
     sha256: str
-    prompts: list[list[int]]
     texts: list[list[int]]
 
 
@@ -65,11 +56,10 @@ def read_calibration(path: Path, tokenizer: PreTrainedTokenizerBase) -> Calibrat
         examples = read_prompts(path)
     except InvalidInput as error:
         raise InvalidInput("calibration", str(path), error.problem) from error
-    prompts = [list(tokenizer(example.prompt).input_ids) for example in examples]
     texts = [list(tokenizer(example.prompt + (example.answer or "")).input_ids) for example in examples]
     if max(map(len, texts)) < 2:
         raise InvalidInput("calibration", str(path), "none of its lines has two tokens or more")
-    return Calibration(path.name, path == NEUTRAL_TEXT, hashlib.sha256(path.read_bytes()).hexdigest(), prompts, texts)
+    return Calibration(path.name, path == NEUTRAL_TEXT, hashlib.sha256(path.read_bytes()).hexdigest(), texts)
 
 
 @torch.inference_mode()
@@ -179,18 +169,3 @@ def measure(
             **compare_on_text(*engines, calibration.texts),
         },
     }
-
-
-def compare_pairs(
-    reference: Path, pair: Path, calibration: Calibration, block_efficiency: BlockEfficiency
-) -> dict[str, Any]:
-    """Block efficiency of both pairs, on the first prompts of the text."""
-    prompts = [prompt for prompt in calibration.prompts if prompt][:PROMPTS]
-    figures: dict[str, Any] = {"prompts": len(prompts), "max_tokens": NEW_TOKENS}
-    for method in METHODS:
-        params = DecodingParams(method=method, draft_len=4, top_k=10, top_p=0.9, max_tokens=NEW_TOKENS)
-        figures[method] = {
-            "float32": block_efficiency(reference, prompts, params),
-            "pair": block_efficiency(pair, prompts, params),
-        }
-    return figures

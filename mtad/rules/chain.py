@@ -56,51 +56,7 @@ def relaxed(row, scored, bonus):
         ids, log_p = after(scored.p, length - 1)
         own = log_prob(ids, log_p, scored.tokens[length])
         close = math.exp(np.float64(log_p.max())) - math.exp(own) <= row.threshold
-        if not (own > -math.inf and close and rank_of(ids, log_p, scored.tokens[length]) < row.rule_count):
-            break
-        length += 1
-    return length - 1
-
-
-@compiled
-def fly(row, scored, bonus):
-    """FLy (arXiv 2511.22972), as vLLM has it: `token_wise`, but some rejected tokens are kept.
-
-    They are where the target is undecided, the sum of -p log p over its three most likely tokens being at least the
-    threshold, and the next `fly_window_size` tokens would all be accepted. At temperature 0, a token is accepted if it
-    is the target's most likely one.
-    """
-    count = int(scored.drafted.sum())
-    native = np.zeros(count, np.bool_)
-    for node in range(count):
-        ids, log_p = after(scored.p, node - 1)
-        if row.greedy:
-            native[node] = rank_of(ids, log_p, scored.tokens[node]) == 0
-        else:
-            native[node] = scored.accept[node] < ratio_of(scored, node)
-    for node in range(count):
-        last = node + row.rule_count
-        agrees = last < count and native[node + 1 : last + 1].all()
-        undecided = top_entropy(after(scored.p, node - 1)[1]) >= row.threshold
-        possible = log_p_of(scored, node) > -math.inf
-        if not native[node] and not (agrees and undecided and possible):
-            if row.greedy:
-                return node - 1
-            return keep_residual(scored, node - 1, 1.0, bonus)
-    return count - 1
-
-
-@compiled
-def bild(row, scored, bonus):
-    """BiLD (arXiv 2302.07863): tokens that the target does not find too unlikely, as long as the auxiliary is sure.
-
-    Fallback: a token is the target's to choose where the auxiliary's most likely one is less likely than
-    `draft_confidence`. Rollback: the first token with -log p above `accept_threshold` goes, and all behind it.
-    """
-    length = 0
-    while length < int(scored.drafted.sum()):
-        sure = draft_after(scored, length - 1)[1].max() >= row.log_fallback
-        if not (sure and -log_p_of(scored, length) <= row.threshold):
+        if not (own > -math.inf and close and rank_of(ids, log_p, scored.tokens[length]) < row.relaxed_topk):
             break
         length += 1
     return length - 1
@@ -121,23 +77,6 @@ def rank_of(ids, log_p, token):
     for at in range(len(ids)):
         rank += log_p[at] > own or (log_p[at] == own and ids[at] < token)
     return rank
-
-
-@compiled
-def top_entropy(log_p):
-    """The sum of -p log p over the three most likely tokens."""
-    first = second = third = -math.inf
-    for value in log_p:
-        if value > first:
-            first, second, third = value, first, second
-        elif value > second:
-            second, third = value, second
-        elif value > third:
-            third = value
-    found = 0.0
-    for value in (first, second, third):
-        found -= math.exp(value) * value if value > -math.inf else 0.0
-    return found
 
 
 @compiled

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from mtad.compiled import compiled
-from mtad.distribution import after, draw
-from mtad.rules.scored import joint_log_p, log_p_of
+from mtad.distribution import draw
+from mtad.rules.scored import joint_log_p
 
 
 @compiled
@@ -40,26 +40,6 @@ def joint_sample(row, scored, bonus):
         if deep[node]:
             weights[node] = math.exp(joint_p[node] - joint_p[best])
     return draw(weights, scored.accept[0])
-
-
-@compiled
-def typical(row, scored, bonus):
-    """Typical acceptance (arXiv 2401.10774, section 2.3.1): p(token) > min(epsilon, delta exp(-entropy)).
-
-    A node passes iff every token of its path does. The entropy is that of the target's filtered distribution that the
-    token is judged by; `accept_threshold` is epsilon, and delta its square root, as there.
-    """
-    passes = np.zeros(len(scored.tokens), np.bool_)
-    for node in range(len(passes)):
-        parent = scored.parents[node]
-        if scored.drafted[node] and (parent < 0 or passes[parent]):
-            _, log_p = after(scored.p, parent)
-            entropy = 0.0
-            for at in range(len(log_p)):
-                entropy -= math.exp(log_p[at]) * log_p[at] if log_p[at] > -math.inf else 0.0
-            bound = min(row.threshold, math.sqrt(row.threshold) * math.exp(-entropy))
-            passes[node] = math.exp(log_p_of(scored, node)) > bound
-    return likeliest(scored, passes, joint_log_p(scored))
 
 
 @compiled

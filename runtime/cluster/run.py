@@ -57,8 +57,8 @@ def serve_cluster(
             start.
     """
     read_spec(pair / "target")  # a damaged folder is refused before anything is started
-    where: dict[str, Any] = {"address": cluster.ray_address}
-    if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
+    where: dict[str, Any] = {}
+    if "RAY_ADDRESS" not in os.environ:
         cores = (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)  # room for one more while they are replaced
         where = {"address": "local", "include_dashboard": False, "num_cpus": cores}  # not one found on the machine
     # a signal to the process group is for this process, which drains, and not for Ray's, which inherit the mask
@@ -66,7 +66,7 @@ def serve_cluster(
     try:
         ray.init(**where)
     except (ConnectionError, ValueError) as error:
-        raise InvalidInput("ray-address", cluster.ray_address, f"cannot be reached: {error}") from None
+        raise InvalidInput("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"), f"cannot be reached: {error}") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:

@@ -73,14 +73,13 @@ def main() -> None:
         from engines.memory import format_bytes
         from export.pair import export_pair
         from runtime.pair import store_costs
-        from runtime.tuning.efficiency import block_efficiency
 
     if options.dry_run:
         print(_dry_run(options.pair.absolute(), asked, options.overwrite))
         return
 
     began = time.monotonic()
-    written = export_pair(options.pair, asked, options.overwrite, print_stage, block_efficiency)
+    written = export_pair(options.pair, asked, options.overwrite, print_stage)
     if FORMATS[asked.format].stored != "plan" and "costs" not in read_json(options.pair, "pair.json"):
         print_stage("100 %, measuring what drafts cost")
         try:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import onnx
-
-from engines.folder import exported_defaults, read_spec, vocabulary_hash
+from engines.folder import read_spec, vocabulary_hash
 from engines.memory import Memory
-from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.pair import open_tokenizer, read_description
@@ -41,15 +37,13 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
     config = RuntimeConfig()
     memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))
-    tuning = values.get("tuning")
     return {
         "kind": "pair",
         "folder": str(folder),
         "vocab_size": values["vocab_size"],
         "vocabulary_hash": vocabulary,
         "defaults": defaults,
-        "tuned": tuning is not None,
-        "tuning": None if tuning is None else {**tuning, "exported_defaults": exported_defaults(values)},
+        "tuned": "tuning" in values,
         "memory": {**asdict(memory), "total": memory.total},
         "engines": engines,
     }
@@ -63,12 +57,6 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
     """
     spec = read_spec(folder)
     tokenizer = open_tokenizer(folder, vocabulary)
-    graph: dict[str, Any] = {"operators": None, "opsets": None}
-    if (folder / "model.onnx").is_file():
-        model = _read_graph(folder)
-        names = (f"{one.domain}.{one.op_type}" if one.domain else one.op_type for one in model.graph.node)
-        graph["operators"] = dict(Counter(names).most_common())
-        graph["opsets"] = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     text = tokenizer.get_vocab()
     return {
@@ -76,29 +64,10 @@ def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any
         "folder": str(folder),
         **asdict(spec),
         "eos_token_ids": list(spec.eos_token_ids),
-        **graph,
         "vocabulary": len(text),
         "vocabulary_hash": vocabulary_hash(text),
         "eos_tokens": [tokenizer.convert_ids_to_tokens(token) for token in spec.eos_token_ids],
         "kv_bytes": spec.kv_bytes,
-        "kv_bytes_row": spec.kv_bytes // spec.rows,
         "files": files,
         "size": sum(files.values()),
     }
-
-
-def _read_graph(folder: Path) -> onnx.ModelProto:
-    """The graph without its weights, of which it is checked that the data file is long enough."""
-    try:
-        model = onnx.load(folder / "model.onnx", load_external_data=False)
-    except Exception as error:  # protobuf's own
-        raise InvalidInput("folder", str(folder), f"model.onnx is damaged, export again: {error}") from None
-    for tensor in model.graph.initializer:
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file = folder / place["location"]
-            end = int(place.get("offset", 0)) + int(place.get("length", 0))
-            if not file.is_file() or file.stat().st_size < end:
-                problem = f"{file.name} is missing or shorter than model.onnx says; export again"
-                raise InvalidInput("folder", str(folder), problem)
-    return model

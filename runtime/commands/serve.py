@@ -122,7 +122,7 @@ def main() -> None:
         settings = replace(settings, chat_template=template)
     logs = {"log_level": options.log_level, "access_log": options.access_log}
     if cluster:
-        if cluster.ray_address is None and "RAY_ADDRESS" not in os.environ:
+        if "RAY_ADDRESS" not in os.environ:
             # a Ray of this machine's own listens on the loopback address only, without its head process it ends this
             # one after fifteen seconds, and its token is in no file; it reads all this when it is imported
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

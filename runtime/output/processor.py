@@ -80,8 +80,7 @@ class OutputProcessor:
             count = len(request.tokens) - before
             drafted, accepted = block.drafted_levels[row], min(len(block.tokens[row]) - 1, count)
             params = given.params[row]
-            if alarm := request.statistics.record_block(drafted, accepted, count, seconds, params.uses_model):
-                self.totals.alarm(request.id, alarm)
+            request.statistics.record_block(drafted, accepted, count, seconds)
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
             if params.spec.bounded:

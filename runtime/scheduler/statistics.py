@@ -7,20 +7,9 @@ many beams it drew them from. Tokens behind the end of a text count as neither p
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-log = logging.getLogger(__name__)
-
-Alarm = Literal["low", "high"]
-
-ALARM_BLOCKS = 32
-"""Drafted blocks over which acceptance is judged."""
-ALARM_LOW, ALARM_HIGH = 0.02, 0.98
-"""An acceptance rate at or below the first hints at garbled output or a mismatched pair, one at or above the second, at
-repetition."""
+from typing import Any
 
 
 @dataclass
@@ -78,8 +67,7 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and metrics."""
-        own = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-        own |= {"block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
+        own = self.__dict__ | {"block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
         return {name: value.to_dict() if isinstance(value, Histogram) else value for name, value in own.items()}
 
 
@@ -94,41 +82,23 @@ class Statistics(Counts):
             drafting, the target's pass, and everything after it (acceptance, cache, text).
         first_token_seconds: from submission to the first token; None before.
         total_seconds: from submission to the end; None before.
-        acceptance_alarm: `low` or `high` once the acceptance rate of 32 drafted blocks in a row was (nearly) 0 or 1.
     """
 
     queue_seconds: float = 0.0
     first_token_seconds: float | None = None
     total_seconds: float | None = None
-    acceptance_alarm: Alarm | None = None
-    _window: list[int] = field(default_factory=lambda: [0, 0, 0], repr=False)  # blocks, drafted, accepted
 
-    def record_block(
-        self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float], judged: bool = True
-    ) -> Alarm | None:
-        """Add one block; returns the acceptance alarm if it goes off now.
+    def record_block(self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]) -> None:
+        """Add one block.
 
         Args:
             accepted: drafted tokens that became part of the text.
             seconds: draft, score, commit.
-            judged: whether the auxiliary drafted; an alarm is about the pair, not about what a text repeats.
         """
         self.add(drafted, accepted, tokens)
         self.draft_seconds += seconds[0] if drafted else 0.0
         self.score_seconds += seconds[1]
         self.commit_seconds += seconds[2]
-        if not drafted or not judged:
-            return None
-        window = self._window
-        window[0], window[1], window[2] = window[0] + 1, window[1] + drafted, window[2] + accepted
-        if window[0] < ALARM_BLOCKS:
-            return None
-        rate, self._window = window[2] / window[1], [0, 0, 0]
-        alarm: Alarm | None = "low" if rate <= ALARM_LOW else "high" if rate >= ALARM_HIGH else None
-        if alarm is None or alarm == self.acceptance_alarm:
-            return None
-        self.acceptance_alarm = alarm
-        return alarm
 
 
 @dataclass
@@ -178,7 +148,6 @@ class Totals(Counts):
 
     requests: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
     turns: int = 0
-    alarms: dict[str, int] = field(default_factory=lambda: {"low": 0, "high": 0})
     unrecorded: dict[str, int] = field(default_factory=dict)
     queue: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
@@ -193,14 +162,6 @@ class Totals(Counts):
         self.draft_seconds += draft
         self.score_seconds += score
         self.commit_seconds += commit
-
-    def alarm(self, request_id: int, kind: Alarm) -> None:
-        """Count an acceptance alarm and say it once, loudly."""
-        self.alarms[kind] += 1
-        rate = "almost nothing" if kind == "low" else "almost everything"
-        hint = "garbled text or a mismatched pair?" if kind == "low" else "a text that repeats itself?"
-        message = "request %d: the target accepted %s of %d drafts in a row: %s"
-        log.warning(message, request_id, rate, ALARM_BLOCKS, hint)
 
     def ended(self, reason: str, s: Statistics) -> None:
         self.requests[reason] += 1

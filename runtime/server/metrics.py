@@ -74,11 +74,9 @@ class Metrics:
         yield _counter("mtad_blocks", "blocks, whatever their rows", totals.turns)
         yield _gauge("mtad_block_efficiency", "tokens per target pass, since the start", totals.block_efficiency)
         yield _gauge("mtad_acceptance_rate", "accepted / drafted tokens, since the start", totals.acceptance_rate)
-        alarms = "drafts accepted almost never (low) or almost always (high), 32 in a row"
         if totals.unrecorded:
             reasons = dict(totals.unrecorded)
             yield _counter("mtad_unrecorded_blocks", "on a GPU, blocks that were no CUDA graph", reasons, "reason")
-        yield _counter("mtad_acceptance_alarms", alarms, dict(totals.alarms), "kind")
 
         seconds = {phase: getattr(totals, f"{phase}_seconds") for phase in PHASES[1:]}
         seconds = {"queue": totals.queue.sum, **seconds}

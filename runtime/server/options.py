@@ -55,7 +55,6 @@ class ClusterOptions:
         replica_gpus: GPUs that Ray gives each replica, >= 0.
         stall_seconds: a replica that does not answer Ray Serve's health checks, or has requests and makes no step, for
             so long is replaced, and requests of which nothing was sent go to another; in seconds, >= 1.
-        ray_address: address of a running Ray cluster; by default, one is started on this machine.
     """
 
     replicas: int
@@ -63,7 +62,6 @@ class ClusterOptions:
     replica_cpus: float = 1.0
     replica_gpus: float = 0.0
     stall_seconds: float = 120.0
-    ray_address: str | None = None
 
     def __post_init__(self) -> None:
         check_least(self, replicas=1, replica_cpus=0, replica_gpus=0, stall_seconds=1)

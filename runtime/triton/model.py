@@ -19,7 +19,6 @@ from runtime.server.errors import ApiError
 from runtime.server.metrics import Metrics
 from runtime.triton.options import read_options
 from runtime.triton.service import TritonService
-from runtime.triton.tensors import CONVENTIONS
 
 _CODES = {400: "INVALID_ARG", 499: "CANCELLED", 500: "INTERNAL"}
 """Triton's codes of HTTP statuses, which the errors have; all others are UNAVAILABLE: try again, or elsewhere."""
@@ -91,15 +90,12 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             options = read_options(folder / "model.yaml")
-            logging.basicConfig(
-                level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-            )
+            logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
             engine = AsyncLLM(folder / options.pair, options.engine)
         except InvalidInput as error:
             raise pb_utils.TritonModelException(str(error)) from None
         metrics = TritonMetrics(engine, args["model_name"])
-        convention = CONVENTIONS[options.convention]
-        self._service = TritonService(engine, convention, options.request_seconds, metrics.update)
+        self._service = TritonService(engine, options.request_seconds, metrics.update)
         self._service.start()
         while engine.state == "open" and not engine.ready:  # Triton calls the model ready when this returns
             time.sleep(0.01)

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from mtad.errors import InvalidInput
 from runtime.config import RuntimeConfig, check_least, read_mapping
-from runtime.triton.tensors import CONVENTIONS
-
-LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -18,24 +15,17 @@ class TritonOptions:
 
     Attributes:
         pair: pair folder; a relative one starts at the folder of `model.yaml`.
-        convention: names and shapes of the tensors: bls or llmapi.
         request_seconds: timeout for a request, waiting included, in seconds, >= 0.001.
-        log_level: least severe message that is logged: debug, info, warning or error.
         engine: how the pair runs. The target is not sharded: a model of Triton is one process.
     """
 
     pair: str
-    convention: str = "bls"
     request_seconds: float = 600.0
-    log_level: str = "info"
     engine: RuntimeConfig = field(default_factory=RuntimeConfig)
 
     def __post_init__(self) -> None:
         if not isinstance(self.pair, str) or not self.pair:
             raise InvalidInput("pair", self.pair, "give the path of a pair folder")
-        for name, known in (("convention", tuple(CONVENTIONS)), ("log_level", LEVELS)):
-            if getattr(self, name) not in known:
-                raise InvalidInput(name, getattr(self, name), f"choose one of {', '.join(known)}")
         check_least(self, request_seconds=1e-3)
         if self.engine.tensor_parallel != 1:
             raise InvalidInput("tensor_parallel", self.engine.tensor_parallel, "a Triton model is one process; give 1")

@@ -15,7 +15,7 @@ import yaml
 from engines.folder import write_folder
 from mtad.errors import InvalidInput
 from runtime.triton.options import TritonOptions
-from runtime.triton.tensors import CONVENTIONS, TritonTensor
+from runtime.triton.tensors import INPUTS, OUTPUTS, TritonTensor
 
 STAMP = "mtad-triton.sha256"
 """File with a hash of all that was written: a directory with another hash has been changed, and is not replaced."""
@@ -62,7 +62,7 @@ def write_model(
     values = asdict(options) | {"pair": _PAIR if copy else str(pair)}
     values |= values.pop("engine")
     with write_folder(folder) as temporary:
-        (temporary / "config.pbtxt").write_text(config(name, options, environment), encoding="utf-8")
+        (temporary / "config.pbtxt").write_text(config(name, environment), encoding="utf-8")
         version = temporary / "1"
         version.mkdir()
         (version / "model.py").write_text(_MODEL, encoding="utf-8")
@@ -74,17 +74,16 @@ def write_model(
     return folder
 
 
-def config(name: str, options: TritonOptions, environment: str | None = None) -> str:
+def config(name: str, environment: str | None = None) -> str:
     """The text of a model's `config.pbtxt`; `environment` is the virtual environment it runs in."""
-    convention = CONVENTIONS[options.convention]
     lines = [
         "# Written by mtad triton; docs/triton.md describes the tensors.",
         f'name: "{name}"',
         'backend: "python"',
-        f"max_batch_size: {int(convention.batched)}",
+        "max_batch_size: 1",
         "model_transaction_policy { decoupled: true }",
-        *_block("input", convention.inputs, optional=True),
-        *_block("output", convention.outputs, optional=False),
+        *_block("input", INPUTS, optional=True),
+        *_block("output", OUTPUTS, optional=False),
         "# one process; it batches requests itself, and its engines choose their device",
         "instance_group [ { count: 1 kind: KIND_CPU } ]",
     ]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.prompts import Prompt
-from runtime.triton.tensors import Convention, OutputSettings, TritonTensor
+from runtime.triton.tensors import INPUTS, OutputSettings, TritonTensor
 
 Array = NDArray[Any]
 
@@ -32,9 +32,7 @@ class TritonRequest:
     names: Mapping[str, str]
 
 
-def read(
-    tensors: Mapping[str, Array], convention: Convention, defaults: DecodingParams, eos: tuple[int, ...]
-) -> TritonRequest:
+def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int, ...]) -> TritonRequest:
     """Read a request.
 
     Args:
@@ -52,7 +50,7 @@ def read(
             raise InvalidInput(*(shown or (name, value)), f"give it or {names[field]}, not both")
         parameters[field], names[field] = value, name
 
-    for tensor in convention.inputs:
+    for tensor in INPUTS:
         if tensor.name not in tensors:
             continue
         value = _value(tensor, tensors[tensor.name])
@@ -62,9 +60,8 @@ def read(
             case "setting":
                 settings[tensor.field] = value
             case "neutral":
-                for one in value if isinstance(value, tuple) else (value,):
-                    if one not in tensor.neutral:
-                        raise InvalidInput(tensor.name, one, tensor.problem)
+                if value not in tensor.neutral:
+                    raise InvalidInput(tensor.name, value, tensor.problem)
             case "end" if value not in eos:
                 problem = f"texts end with {' or '.join(map(str, eos))}; leave it out"
                 raise InvalidInput(tensor.name, value, problem)
@@ -91,7 +88,7 @@ def read(
 def _value(tensor: TritonTensor, values: Array) -> Any:
     """One Python value, or a tuple of them where the tensor may have any length."""
     items = [_plain(tensor.name, value) for value in values.reshape(-1)]
-    if tensor.dims == (-1,) and tensor.name != "text_input":
+    if tensor.dims == (-1,):
         return tuple(item for item in items if item != "") if tensor.type == "STRING" else tuple(items)
     if len(items) != 1:
         problem = "give one value; send several prompts as several requests, which share one batch"

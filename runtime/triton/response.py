@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
 from runtime.scheduler.statistics import Statistics
-from runtime.triton.tensors import Convention, OutputSettings
+from runtime.triton.tensors import OUTPUTS, OutputSettings
 
 _DTYPES = {"STRING": "object", "FP32": "float32"}
 """NumPy's names of Triton's types, where they are not the same in small letters."""
@@ -29,22 +29,18 @@ class TritonResponse:
         arrived: `time.monotonic_ns()` when the request came.
     """
 
-    def __init__(
-        self, convention: Convention, settings: OutputSettings, requests: Sequence[Request], echo: str, arrived: int
-    ) -> None:
-        self._convention, self._settings, self._arrived = convention, settings, arrived
-        self._requests = requests
+    def __init__(self, settings: OutputSettings, requests: Sequence[Request], echo: str, arrived: int) -> None:
+        self._settings, self._arrived, self._requests = settings, arrived, requests
         self._before = [echo] * len(requests)  # what stands before a choice's next text
         self._sums = [0.0] * len(requests)
-        self._types = {tensor.name: tensor.type for tensor in convention.outputs}
+        self._types = {tensor.name: tensor.type for tensor in OUTPUTS}
 
     def tensors(self, choices: Sequence[OutputDelta]) -> dict[str, NDArray[Any]]:
         """What deltas of some choices add, as tensors."""
         settings, texts = self._settings, list[bytes]()
         for delta in choices:
-            text = self._before[delta.index] + delta.text
-            self._before[delta.index] = text if self._convention.accumulates else ""
-            texts.append(text.encode())
+            texts.append((self._before[delta.index] + delta.text).encode())
+            self._before[delta.index] = ""
         values: dict[str, list[Any]] = {
             "text_output": texts,
             "batch_index": [0],
@@ -53,7 +49,7 @@ class TritonResponse:
         if settings.return_log_probs:
             for delta in choices:
                 self._sums[delta.index] += sum(delta.logprobs)
-            values[self._convention.log_probs] = [self._sums[delta.index] for delta in choices]
+            values["cum_log_probs"] = [self._sums[delta.index] for delta in choices]
             values["output_log_probs"] = _padded([delta.logprobs for delta in choices], 0.0)
         if settings.return_token_ids:
             values["output_ids"] = _padded([delta.token_ids for delta in choices], PADDING)
@@ -93,8 +89,7 @@ class TritonResponse:
 
     def _array(self, name: str, value: list[Any]) -> NDArray[Any]:
         kind = self._types[name]
-        array: NDArray[Any] = np.array(value, _DTYPES.get(kind, kind.lower()))
-        return array[None] if self._convention.batched else array
+        return np.array([value], _DTYPES.get(kind, kind.lower()))
 
 
 def _padded(rows: Sequence[Sequence[Any]], padding: Any) -> list[list[Any]]:

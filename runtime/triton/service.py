@@ -16,7 +16,6 @@ from runtime.server.chat import prompt_text
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.triton.request import Array, TritonRequest, read
 from runtime.triton.response import TritonResponse
-from runtime.triton.tensors import Convention
 
 if TYPE_CHECKING:  # it needs Triton
     from runtime.triton.model import TritonSender
@@ -37,11 +36,8 @@ class TritonService:
         tick: called in the service's thread about once a second, and must not take long.
     """
 
-    def __init__(
-        self, engine: AsyncLLM, convention: Convention, request_seconds: float, tick: Callable[[], None] = lambda: None
-    ) -> None:
-        self.engine, self._convention, self._seconds = engine, convention, request_seconds
-        self._tick = tick
+    def __init__(self, engine: AsyncLLM, request_seconds: float, tick: Callable[[], None] = lambda: None) -> None:
+        self.engine, self._seconds, self._tick = engine, request_seconds, tick
         self._open: dict[asyncio.Task[None], TritonSender] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mtad-triton", daemon=True)
@@ -109,7 +105,7 @@ class TritonService:
         try:
             async with asyncio.timeout(self._seconds) as limit:
                 pair = self.engine.llm.pair
-                request = read(tensors, self._convention, pair.defaults, pair.eos)
+                request = read(tensors, pair.defaults, pair.eos)
                 names.update(request.names)
                 stream = await self.engine.submit(request.prompt, request.params, request.settings.priority)
                 await self._answer(request, stream, sender, arrived)
@@ -125,7 +121,7 @@ class TritonService:
         settings = request.settings
         tokenizer = self.engine.llm.pair.tokenizer
         echo = "" if settings.exclude_input_in_output else prompt_text(tokenizer, request.prompt)
-        response = TritonResponse(self._convention, settings, stream.requests, echo, arrived)
+        response = TritonResponse(settings, stream.requests, echo, arrived)
         try:
             while taken := await stream.take():
                 for delta in taken:

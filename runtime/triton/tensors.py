@@ -1,15 +1,12 @@
 """Tensors of the Triton model: every field of `DecodingParams`, under the names that TensorRT-LLM's models use.
 
-Two conventions, each a table: `bls`, of `tensorrt_llm_bls` (inflight_batcher_llm), and `llmapi`, of TensorRT-LLM's
-`llmapi` model. What they do not name has the decoder's own name. A new field of `DecodingParams` is served without a
-word here.
+The names are those of `tensorrt_llm_bls` (inflight_batcher_llm); what that does not name has the decoder's own. A new
+field of `DecodingParams` is served without a word here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -72,48 +69,7 @@ class OutputSettings:
     guided_decoding_guide: str | None = None
 
 
-@dataclass(frozen=True)
-class Convention:
-    """Names and shapes that one family of clients expects.
-
-    Attributes:
-        batched: tensors have a leading dimension of 1.
-        accumulates: each response of a stream repeats the text before it.
-        prefix: of decoding parameters whose names are not in `parameters`.
-        parameters: field of `DecodingParams` -> its names, the first of them the decoder's own where there are two.
-        settings: field of `OutputSettings` -> its name, where that is another; None where it is not offered.
-        neutral: inputs that change nothing.
-        log_probs: output with each choice's summed log-probability.
-    """
-
-    batched: bool
-    accumulates: bool
-    prefix: str
-    parameters: Mapping[str, tuple[str, ...]]
-    settings: Mapping[str, str | None]
-    neutral: tuple[TritonTensor, ...] = ()
-    log_probs: str = "cum_log_probs"
-
-    @cached_property
-    def inputs(self) -> tuple[TritonTensor, ...]:
-        """All inputs; each is optional for Triton, so that what is missing is explained by name."""
-        text = TritonTensor("text_input", "STRING", (1,) if self.batched else (-1,), "prompt", "text")
-        found = [text, TritonTensor("input_ids", "INT32", (-1,), "prompt", "ids")]
-        for name, hint in get_type_hints(DecodingParams).items():
-            type, dims = _tensor_type(name, hint)
-            names = self.parameters.get(name, (self.prefix + name,))
-            found += [TritonTensor(own, type, dims, "parameter", name) for own in names]
-        for name, hint in get_type_hints(OutputSettings).items():
-            if setting := self.settings.get(name, name):
-                found.append(TritonTensor(setting, *_tensor_type(name, hint), "setting", name))
-        return (*found, *self.neutral)
-
-    @property
-    def outputs(self) -> tuple[TritonTensor, ...]:
-        return (*_OUTPUTS, TritonTensor(self.log_probs, "FP32", (-1,)))
-
-
-_OUTPUTS = (
+OUTPUTS = (
     TritonTensor("text_output", "STRING", (-1,)),
     TritonTensor("output_log_probs", "FP32", (-1, -1)),
     TritonTensor("output_ids", "INT32", (-1, -1)),
@@ -134,6 +90,7 @@ _OUTPUTS = (
     TritonTensor("first_token_time_ns", "INT64"),
     TritonTensor("last_token_time_ns", "INT64"),
     TritonTensor("statistics", "STRING", (-1,)),
+    TritonTensor("cum_log_probs", "FP32", (-1,)),
 )
 
 
@@ -151,49 +108,29 @@ def _tensor_type(name: str, hint: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _neutral(name: str, type: str, neutral: tuple[object, ...], problem: str) -> TritonTensor:
-    dims = (-1,) if type == "STRING" else (1,)
-    return TritonTensor(name, type, dims, "neutral", neutral=neutral, problem=problem)
+    return TritonTensor(name, type, role="neutral", neutral=neutral, problem=problem)
 
 
 _NO_LOGITS = "logits are not returned; leave it out, or ask for log-probabilities"
+_ALIASES = {"stop": "stop_words", "n": "num_return_sequences"}
 
-BLS = Convention(
-    batched=True,
-    accumulates=False,
-    prefix="",
-    parameters={"stop": ("stop", "stop_words"), "n": ("n", "num_return_sequences")},
-    settings={},
-    neutral=(
-        _neutral("length_penalty", "FP32", (0.0, 1.0), "finished beams are not compared; leave it out"),
-        _neutral("return_context_logits", "BOOL", (False,), _NO_LOGITS),
-        _neutral("return_generation_logits", "BOOL", (False,), _NO_LOGITS),
-        _neutral("use_draft_logits", "BOOL", (True,), "the rule of each method decides; see method"),
-        TritonTensor("end_id", "INT32", (1,), "end"),
-        TritonTensor("pad_id", "INT32", (1,), "padding"),
+INPUTS = (
+    TritonTensor("text_input", "STRING", (1,), "prompt", "text"),
+    TritonTensor("input_ids", "INT32", (-1,), "prompt", "ids"),
+    *(
+        TritonTensor(own, *_tensor_type(name, hint), "parameter", name)
+        for name, hint in get_type_hints(DecodingParams).items()
+        for own in filter(None, (name, _ALIASES.get(name)))
     ),
-)
-"""The names of `tensorrt_llm_bls`, beside the decoder's own."""
-
-LLMAPI = Convention(
-    batched=False,
-    accumulates=True,
-    prefix="sampling_param_",
-    parameters={},
-    settings={
-        "stream": "streaming",
-        "exclude_input_in_output": "sampling_param_exclude_input_from_output",
-        "return_log_probs": "return_cumulative_logprob",
-        "return_perf_metrics": "sampling_param_return_perf_metrics",
-        **dict.fromkeys(("num_draft_tokens", "guided_decoding_guide_type", "guided_decoding_guide")),
-    },
-    neutral=(
-        _neutral("sampling_param_best_of", "INT32", (1,), "ask for n choices and choose by cumulative_logprob"),
-        _neutral("return_finish_reason", "BOOL", (True, False), "give true or false; it is always returned"),
-        _neutral("return_stop_reason", "BOOL", (False,), "which stop string ended a text is not kept; leave it out"),
-        _neutral("stop", "BOOL", (False,), "cancel the call itself instead"),
+    *(
+        TritonTensor(name, *_tensor_type(name, hint), "setting", name)
+        for name, hint in get_type_hints(OutputSettings).items()
     ),
-    log_probs="cumulative_logprob",
+    _neutral("length_penalty", "FP32", (0.0, 1.0), "finished beams are not compared; leave it out"),
+    _neutral("return_context_logits", "BOOL", (False,), _NO_LOGITS),
+    _neutral("return_generation_logits", "BOOL", (False,), _NO_LOGITS),
+    _neutral("use_draft_logits", "BOOL", (True,), "the rule of each method decides; see method"),
+    TritonTensor("end_id", "INT32", (1,), "end"),
+    TritonTensor("pad_id", "INT32", (1,), "padding"),
 )
-"""The names of the `llmapi` model; decoding parameters are `sampling_param_*`."""
-
-CONVENTIONS: dict[str, Convention] = {"bls": BLS, "llmapi": LLMAPI}
+"""All inputs; each is optional for Triton, so that what is missing is explained by name."""

@@ -11,6 +11,7 @@ method's best setting with the pair's present default, on texts that no search h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engines.prompts import Example
@@ -36,9 +37,8 @@ def grid_of(method: str) -> dict[str, tuple[Any, ...]]:
 
 def setting_of(params: DecodingParams) -> dict[str, Any]:
     """The method, and what is tuned of its parameters, by name."""
-    values = {"accept_threshold": params.threshold, "draft_confidence": params.confidence}
-    own = {name: values.get(name, getattr(params, name)) for name in grid_of(params.method)}
-    return {"method": params.method, **own}
+    own = replace(params, accept_threshold=params.threshold)
+    return {"method": params.method, **{name: getattr(own, name) for name in grid_of(params.method)}}
 
 
 def order(point: Point, quality_loss: float) -> tuple[float, float]:

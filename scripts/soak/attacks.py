@@ -108,7 +108,7 @@ ATTACKS = [
     Attack("large expressions", raw(fields(regex=lambda at: f"(.*[a-f].{{{400 + at % 12}}}){{3}}")), SLOW, 12),
     Attack("a language shorter than min_tokens", raw(fields(regex="[ab]{2,3}", min_tokens=30, max_tokens=40)), (400,)),
     Attack("no float32 holds top_p", raw(fields(top_p=1e-300)), (400,)),
-    Attack("no float32 holds accept_threshold", raw(fields(method="typical", accept_threshold=1e308)), (400,)),
+    Attack("no float32 holds accept_threshold", raw(fields(method="relaxed", accept_threshold=1e308)), (400,)),
     Attack("a token of 5,000 digits", raw(fields(logit_bias={"9" * 5000: 1.0})), (400,)),
     Attack("more requests than may wait", raw(fields(max_tokens=8)), (200, 429), 96),
     Attack("many bad words", raw(fields(bad_words=words, max_tokens=4)), (200, 429), 100),

@@ -43,7 +43,7 @@ def assert_same(engine: Engine, ours: torch.Tensor, theirs: torch.Tensor) -> Non
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     opened: Engine, reference: LlamaForCausalLM
 ) -> None:
-    assert verify(opened, expect(reference, opened.spec, seed=1)) <= TOLERANCE["float32"]
+    assert verify(opened, expect(reference, opened.spec)) <= TOLERANCE["float32"]
     assert not opened.cache.kv.any(), "verification leaves a clean cache"
 
 

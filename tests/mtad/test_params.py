@@ -24,8 +24,7 @@ INVALID: dict[str, list[Any]] = {
     "divergence": [-0.1, 1.1, math.nan, "0.1", True, None],
     "plausible": [-0.1, 1.1, math.nan, "0.1", True, None],
     "relaxed_topk": [0, -1, 2**31, 1.5, True, None],
-    "fly_window_size": [0, -1, 128, 1.5, True, None],
-    "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True],
+    "draft_confidence": [-0.1, 1.1, math.nan, "0.5", True, None],
     "thinking_method": ["beams", "", 3],
     "thinking_threshold": [-0.1, math.inf, math.nan, "0.5", True],
     "thinking_divergence": [-0.1, 1.1, math.nan, "0.1", True],
@@ -151,9 +150,9 @@ def test_sizes_follow_the_method(method: str) -> None:
     expected = {
         "sample": (0, 0, 0, 0),
         **dict.fromkeys(("traversal", "budget_tree"), (3, 4, 4, 10)),
-        **dict.fromkeys(("speculative", "block", "budget", "ensemble", "relaxed", "fly", "bild"), chain),
+        **dict.fromkeys(("speculative", "block", "budget", "ensemble", "relaxed"), chain),
         "mtad": best,
-        **dict.fromkeys(("mmtad", "mmtad_sample", "typical"), whole),
+        **dict.fromkeys(("mmtad", "mmtad_sample"), whole),
     }
     assert sizes == expected[method]
     looked_up = replace(params, draft="lookup")
@@ -173,9 +172,8 @@ def test_draft_len_cuts_a_branching_draft() -> None:
 
 
 def test_another_method_does_not_inherit_a_threshold_of_another_meaning() -> None:
-    base = DecodingParams(method="mtad", accept_threshold=0.03, draft_confidence=0.2)
-    assert DecodingParams.from_dict({"method": "typical"}, base).threshold == METHODS["typical"].threshold
-    assert DecodingParams.from_dict({"method": "bild"}, base).confidence == METHODS["bild"].confidence
+    base = DecodingParams(method="mtad", accept_threshold=0.03)
+    assert DecodingParams.from_dict({"method": "ensemble"}, base).threshold == METHODS["ensemble"].threshold
     assert DecodingParams.from_dict({"method": "mtad", "draft_len": 2}, base).threshold == 0.03
 
 
@@ -193,24 +191,22 @@ def test_a_row_records_what_its_request_asks() -> None:
     asked = [
         DecodingParams(method="mmtad", temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, draft_confidence=0.25),
         DecodingParams(method="sample", temperature=0.0, top_k=0, ignore_eos=True),
-        DecodingParams(method="bild", temperature=0.0, top_k=10, draft_len=9),
         DecodingParams(method="traversal", branching=(3, 2)),
-        DecodingParams(method="fly", fly_window_size=6),
+        DecodingParams(method="ensemble", temperature=0.0, top_k=10, draft_len=9),
         DecodingParams(method="relaxed", relaxed_topk=4, accept_threshold=0.0),
         DecodingParams(method="mtad", accept_threshold=0.0),
     ]
-    mmtad, sample, bild, traversal, fly, relaxed, mtad = stack_rows(asked, 50)
+    mmtad, sample, traversal, ensemble, relaxed, mtad = stack_rows(asked, 50)
     assert (mmtad.temperature, mmtad.top_k, mmtad.top_p, mmtad.min_p, mmtad.greedy) == (0.5, 7, 0.8, 0.1, False)
     assert (sample.temperature, sample.top_k, sample.greedy, sample.draft_len) == (1.0, 1, True, 0)
-    assert (bild.temperature, bild.top_k, bild.greedy, bild.draft_len) == (1.0, 10, True, 9)
-    assert [RULES[row.rule] for row in (mmtad, bild, fly)] == ["joint.joint", "chain.bild", "chain.fly"]
+    assert (ensemble.temperature, ensemble.top_k, ensemble.greedy, ensemble.draft_len) == (1.0, 10, True, 9)
+    assert [RULES[row.rule] for row in (mmtad, ensemble)] == ["joint.joint", "chain.ensemble"]
     assert mmtad.threshold == pytest.approx(math.log(0.5))
-    assert (bild.threshold, relaxed.threshold, mtad.threshold) == (2.0, 0.0, -math.inf)
-    assert (fly.rule_count, relaxed.rule_count) == (6, 4)
-    assert (mmtad.log_confidence, mmtad.log_fallback) == (pytest.approx(math.log(0.25)), -math.inf)
-    assert (bild.log_confidence, bild.log_fallback) == (-math.inf, pytest.approx(math.log(0.3)))
+    assert (ensemble.threshold, relaxed.threshold, mtad.threshold) == (0.7, 0.0, -math.inf)
+    assert relaxed.relaxed_topk == 4
+    assert (mmtad.log_confidence, relaxed.log_confidence) == (pytest.approx(math.log(0.25)), -math.inf)
     assert (traversal.draft_len, traversal.width, traversal.tree) == (2, 6, True)
-    assert (fly.width, fly.reads_draft, mmtad.reads_draft, fly.tree) == (1, True, False, False)
+    assert (ensemble.width, ensemble.reads_draft, mmtad.reads_draft, ensemble.tree) == (1, True, False, False)
     assert (mmtad.stops_at_eos, sample.stops_at_eos) == (True, False)
 
 
@@ -226,8 +222,8 @@ def test_thoughts_inherit_what_means_the_same_to_their_method() -> None:
     plain = DecodingParams(method="mtad", accept_threshold=0.2, draft_confidence=0.1)
     assert plain.thinking is plain
     other = DecodingParams.from_dict({"thinking_method": "budget", "thinking_divergence": 0.3}, plain).thinking
-    assert (other.method, other.threshold, other.confidence, other.divergence) == ("budget", 0.0, 0.0, 0.3)
+    assert (other.method, other.threshold, other.draft_confidence, other.divergence) == ("budget", 0.0, 0.1, 0.3)
     same = DecodingParams.from_dict({"thinking_threshold": 0.7}, plain).thinking
-    assert (same.method, same.threshold, same.confidence) == ("mtad", 0.7, 0.1)
+    assert (same.method, same.threshold, same.draft_confidence) == ("mtad", 0.7, 0.1)
     assert other.thinking is other
     assert not DecodingParams(thinking_method="mtad").lossless

@@ -29,7 +29,7 @@ from tests.support.log_probabilities import assert_log_probabilities
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 ONE_TOKEN = [7]
 EVERY_PROMPT: list[Prompt] = [*PROMPTS, ONE_TOKEN]
-METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "typical", "mmtad_sample")
+METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "relaxed", "mmtad_sample")
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 
 pytestmark = pytest.mark.usefixtures("idle_afterwards")
@@ -62,9 +62,9 @@ def mixed() -> list[DecodingParams]:
         replace(BASE, method="traversal", seed=9),
         replace(BASE, method="block", seed=10, draft_confidence=0.2),
         replace(BASE, method="mtad", seed=11, draft_len=6, draft_confidence=0.1),
-        replace(BASE, method="typical", seed=12, beam_width=3),
+        replace(BASE, method="relaxed", seed=12),
         replace(BASE, method="ensemble", seed=13),
-        replace(BASE, method="bild", seed=14),
+        replace(BASE, method="budget_tree", seed=14),
         replace(BASE, method="mmtad_sample", seed=15, beam_width=6, draft_len=3),
         replace(BASE, method="traversal", seed=16),
     ]

@@ -77,7 +77,7 @@ def test_what_is_looked_up_keeps_to_constraints(llm: LLM, temperature: float) ->
 def mixed() -> list[DecodingParams]:
     """Rows that look up beside rows that do not, each of another method."""
     drafts = [("block", "lookup"), ("mtad", "lookup+model"), ("traversal", "lookup+model"), ("mmtad", None)]
-    drafts += [("mmtad_sample", "lookup"), ("budget", "lookup+model"), ("sample", "lookup"), ("bild", "lookup")]
+    drafts += [("mmtad_sample", "lookup"), ("budget", "lookup+model"), ("sample", "lookup"), ("ensemble", "lookup")]
     lengths = ("auto", 3, "auto", 5, 2, "auto", "auto", 6)
     each = enumerate(zip(drafts, lengths, strict=True))
     return [replace(BASE, method=m, draft=d, draft_len=n, seed=i) for i, ((m, d), n) in each]  # type: ignore[arg-type]

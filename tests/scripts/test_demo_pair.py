@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from runtime import LLM, DecodingParams
-from runtime.tuning.measure import filtered
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
+from scripts.evaluation.total_variation import filtered
 from scripts.paths import DEMO
 from tests.support.chi_square import p_value
 

@@ -15,7 +15,6 @@ from tests.support.law import (
     Request,
     Tokens,
     best,
-    first_of,
     log,
     paths_of,
     residual,
@@ -67,7 +66,7 @@ def block(request: Request, draft: Draft) -> Iterator[Outcome]:
         else:
             behind = request.q(chain[:at])
             s = sum(max(w * value - behind.get(one, 0.0), 0.0) for one, value in bonus.items())
-            passes, bonus = s / (s + 1 - w) if s else 0.0, residual(bonus, behind, w)
+            passes, bonus = s / (s + 1 - w) if s > 1e-12 else 0.0, residual(bonus, behind, w)
         found = [(chance * (1 - passes), path, after) for chance, path, after in found]
         found.append((passes, chain[:at], bonus))
     yield from found
@@ -132,7 +131,7 @@ def traversal(request: Request, draft: Draft) -> Iterator[Outcome]:
             left *= nothing
             mass = sum(max(weight * value - q.get(one, 0.0), 0.0) for one, value in p.items())
             p, q = residual(p, q, weight), left_of(q, token)
-            weight = 1.0 if not at.tokens else mass / (mass + 1 - weight) if mass else 0.0
+            weight = 1.0 if not at.tokens else mass / (mass + 1 - weight) if mass > 1e-12 else 0.0
         yield left * weight, at.tokens, p
         yield left * (1 - weight), None, p
 
@@ -179,19 +178,6 @@ def joint_sample(request: Request, draft: Draft) -> Iterator[Outcome]:
         yield math.exp(request.log_p(path)) / mass, path, request.p(path)
 
 
-def typical(request: Request, draft: Draft) -> Iterator[Outcome]:
-    """arXiv 2401.10774, section 2.3.1: the deepest path of tokens likelier than min(eps, sqrt(eps) exp(-entropy))."""
-    epsilon = request.params.threshold
-
-    def passes(path: Tokens) -> bool:
-        p = request.p(path[:-1])
-        entropy = -sum(value * log(value) for value in p.values())
-        return p.get(path[-1], 0.0) > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))
-
-    good = [path for path in paths_of(draft) if all(passes(path[: at + 1]) for at in range(len(path)))]
-    yield from likeliest(request, deepest(request, good))
-
-
 def prefix(
     request: Request, chain: Tokens, passes: Callable[[Distribution, Distribution, int], bool]
 ) -> Iterator[Outcome]:
@@ -210,34 +196,3 @@ def relaxed(request: Request, draft: Draft) -> Iterator[Outcome]:
         return token in first and p[first[0]] - p[token] <= request.params.threshold
 
     yield from prefix(request, best(draft), passes)
-
-
-def bild(request: Request, draft: Draft) -> Iterator[Outcome]:
-    """arXiv 2302.07863: tokens where the auxiliary is sure, and that the target does not find too unlikely."""
-
-    def passes(p: Distribution, q: Distribution, token: int) -> bool:
-        return max(q.values()) >= request.params.confidence and -log(p.get(token, 0.0)) <= request.params.threshold
-
-    yield from prefix(request, best(draft), passes)
-
-
-def fly(request: Request, draft: Draft) -> Iterator[Outcome]:
-    """arXiv 2511.22972: `token_wise`, but where the target is undecided a rejected token may be kept."""
-    chain, params = best(draft), request.params
-    p = [request.p(chain[:at]) for at in range(len(chain) + 1)]
-    q = [request.q(chain[:at]) for at in range(len(chain))]
-    if params.temperature == 0:
-        chances = [float(token == first_of(own)) for own, token in zip(p, chain, strict=False)]
-    else:
-        chances = [min(1.0, own.get(token, 0.0) / other[token]) for own, other, token in zip(p, q, chain, strict=False)]
-    for native in itertools.product((True, False), repeat=len(chain)):
-        chance = math.prod(one if passes else 1 - one for one, passes in zip(chances, native, strict=True))
-        kept, bonus = chain, p[-1]
-        for at, token in enumerate(chain):
-            window = native[at + 1 : at + 1 + params.fly_window_size]
-            entropy = -sum(value * log(value) for value in sorted(p[at].values())[-3:])
-            lenient = len(window) == params.fly_window_size and all(window) and entropy >= params.threshold
-            if not native[at] and not (lenient and token in p[at]):
-                kept, bonus = chain[:at], p[at] if params.temperature == 0 else residual(p[at], q[at])
-                break
-        yield chance, kept, bonus

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.triton.tensors import CONVENTIONS
+from runtime.triton.tensors import INPUTS
 from tests.support.triton_server import TritonServer  # first: it says where the client lies
 
 import tritonclient.grpc as triton  # isort: skip
@@ -22,21 +22,18 @@ _NUMPY = {"STRING": np.object_, "FP32": np.float32, "INT32": np.int32, "UINT64":
 class Call:
     """Responses to what was asked over one stream; iteration ends with the last response, or raises its error."""
 
-    def __init__(self, server: TritonServer, convention: str) -> None:
+    def __init__(self, server: TritonServer) -> None:
         self._client = triton.InferenceServerClient(f"127.0.0.1:{server.grpc}")
-        self._convention = CONVENTIONS[convention]
         self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._client.start_stream(lambda result, error: self._answers.put((result, error)))
 
     def ask(self, model: str, **values: Any) -> None:
-        types = {tensor.name: tensor.type for tensor in self._convention.inputs}
+        types = {tensor.name: tensor.type for tensor in INPUTS}
         tensors = []
         for name, value in values.items():
             items = value if isinstance(value, list) else [value]
-            array: NDArray[Any] = np.array(
-                [one.encode() if isinstance(one, str) else one for one in items], _NUMPY[types[name]]
-            )
-            array = array[None] if self._convention.batched else array
+            items = [one.encode() if isinstance(one, str) else one for one in items]
+            array: NDArray[Any] = np.array([items], _NUMPY[types[name]])
             tensor = triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
             tensor.set_data_from_numpy(array)
             tensors.append(tensor)
@@ -49,10 +46,7 @@ class Call:
                 raise error
             response = result.get_response()
             if response.outputs:
-                yield {
-                    one.name: result.as_numpy(one.name)[0] if self._convention.batched else result.as_numpy(one.name)
-                    for one in response.outputs
-                }
+                yield {one.name: result.as_numpy(one.name)[0] for one in response.outputs}
             if response.parameters["triton_final_response"].bool_param:
                 return
 
@@ -66,17 +60,17 @@ class Call:
 
 
 @contextmanager
-def calling(server: TritonServer, convention: str = "bls") -> Iterator[Call]:
+def calling(server: TritonServer) -> Iterator[Call]:
     """A stream, closed in the end."""
-    call = Call(server, convention)
+    call = Call(server)
     try:
         yield call
     finally:
         call.close()
 
 
-def ask(server: TritonServer, model: str = "mtad", convention: str = "bls", **values: Any) -> list[dict[str, Any]]:
+def ask(server: TritonServer, model: str = "mtad", **values: Any) -> list[dict[str, Any]]:
     """All responses to one request."""
-    with calling(server, convention) as call:
+    with calling(server) as call:
         call.ask(model, **values)
         return list(call)

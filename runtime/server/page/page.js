@@ -7,7 +7,7 @@ const GROUPS = [
   ["Output", ["max_tokens", "min_tokens", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "skip_special_tokens", "ignore_eos", "draft_details"]],
   ["What to draft", ["method", "draft_len", "beam_width", "branching", "draft_confidence"]],
-  ["What to accept", ["accept_threshold", "divergence", "plausible", "relaxed_topk", "fly_window_size"]],
+  ["What to accept", ["accept_threshold", "divergence", "plausible", "relaxed_topk"]],
   ["Filters", []], // and whatever is in no other group
 ];
 const SHOWN_ORDER = ["What to draft", "What to accept", "Filters", "Output"];
@@ -77,9 +77,8 @@ const method = () => at("parameter-method")?.value || model.mtad.parameters.meth
 /** What a parameter is where nothing is given. */
 function usual(name) {
   const known = model.mtad.parameters, own = model.mtad.methods[method()], { default: value } = known[name];
-  const others = { accept_threshold: own.threshold, draft_confidence: own.confidence }; // each method has its own
   if (name === "draft_details") return "true"; // the page asks for them
-  if (name in others && (value === null || method() !== known.method.default)) return String(others[name] ?? "none");
+  if (name === "accept_threshold" && (value === null || method() !== known.method.default)) return String(own.threshold ?? "none");
   if (value === null) return { max_tokens: "what fits", seed: "random" }[name] ?? "none";
   if (typeof value === "object") return Object.keys(value).length ? JSON.stringify(value) : "none";
   return String(value);

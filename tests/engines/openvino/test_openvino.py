@@ -33,7 +33,7 @@ from tests.support.steps import make_step, some_tokens
 
 FLOAT32 = RuntimeConfig(threads=1, provider="openvino", compute="float32")
 LOSSLESS = ("block", "traversal")
-METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "bild", "mmtad_sample")
+METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "relaxed", "mmtad_sample")
 
 
 def _prefer(runtime: str, engine: Engine, rows: int) -> float:
@@ -63,7 +63,7 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     folder: Path, reference: LlamaForCausalLM
 ) -> None:
     engine = open_engine(folder / "target", Placement(provider="openvino", compute="float32"))
-    assert verify(engine, expect(reference, engine.spec, seed=1)) <= TOLERANCE["float32"]
+    assert verify(engine, expect(reference, engine.spec)) <= TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

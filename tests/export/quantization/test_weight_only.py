@@ -35,7 +35,6 @@ from export.quantization.weight_only import (
 from export.verification.check import check
 from export.verification.verify import ACTIVATIONS, TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime.tuning.efficiency import block_efficiency
 from tests.support.steps import alone_and_together, some_tokens
 
 KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
@@ -194,8 +193,7 @@ def mixed(checkpoints: tuple[Path, Path], calibration: Path, tmp_path_factory: p
     folder = tmp_path_factory.mktemp("mixed") / "pair"
     target, auxiliary = map(str, checkpoints)
     options: dict[str, Any] = {"rows": 2, "capacity": 192, "precision": "int4", "auxiliary_precision": "float32"}
-    asked = ExportOptions(target, auxiliary, calibration=calibration, **options)
-    export_pair(folder, asked, block_efficiency=block_efficiency)
+    export_pair(folder, ExportOptions(target, auxiliary, calibration=calibration, **options))
     return folder
 
 
@@ -243,7 +241,6 @@ class TestPair:
         assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
         assert report["verification"]["computed_in_float32"] <= TOLERANCE["float32"]
         assert 0 < report["verification"]["activations"] <= ACTIVATIONS["int4"]
-        assert report["block_efficiency"]["precisions"] == ["int4", "float32"]
         for name, steps in (("decode", 1), ("verify", 5)):
             timed = report["step"][name]
             assert timed["tokens"] == steps

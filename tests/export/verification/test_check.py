@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,9 @@ def test_logits_that_are_not_numbers_are_different(onnx_copy: Path, run: Run) ->
         weight[0, 0] = np.nan
 
     damage(onnx_copy, "model.layers.1.mlp.up_proj", change)
-    outcome = run("check", onnx_copy, "--json")
+    outcome = run("check", onnx_copy)
     assert outcome.code == 1
-    assert json.loads(outcome.out)["checks"][0]["error"] == "nan"
+    assert "largest difference nan" in outcome.out
 
 
 @pytest.mark.slow
@@ -94,12 +94,11 @@ def test_a_check_makes_the_batches_that_the_export_verified(pair_folders: Callab
 
 class TestCommand:
     def test_a_pair_is_both_its_engines(self, run: Run, pair_folders: Callable[[str], Path]) -> None:
-        outcome = run("check", pair_folders("onnx"), pair_folders("torch"), "--json")
+        outcome = run("check", pair_folders("onnx"), pair_folders("torch"))
         assert (outcome.code, outcome.err) == (0, "")
-        values = json.loads(outcome.out)
-        assert values["same"]
-        assert [Path(one["engine"].split()[0]).name for one in values["checks"]] == ["target", "auxiliary"]
-        assert all(one["tolerance"] == 2e-4 for one in values["checks"])
+        lines = outcome.out.splitlines()
+        names = [Path(a.split()[0]).name for a, b in pairwise(lines) if b.startswith("against ")]
+        assert names == ["target", "auxiliary"]
 
     def test_the_verdict_names_the_tolerance(self, run: Run, onnx_copy: Path) -> None:
         whole = run("check", onnx_copy)
@@ -132,7 +131,6 @@ class TestCommand:
             ("not both", ["{engine}", "{engine}", "--checkpoint", "x"]),
             ("no such folder", ["{engine}", "--checkpoint", "/no/such"]),
             ("is not a pair folder", ["{pair}", "{engine}"]),
-            ("seed", ["{engine}", "--seed", "-1"]),
             ("tolerance", ["{engine}", "--tolerance", "nan"]),
         ],
     )

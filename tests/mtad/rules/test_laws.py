@@ -62,11 +62,8 @@ def emitted(found: list[Outcome]) -> dict[Tokens, float]:
 
 THRESHOLDS = {
     "joint": (0.0, 0.25, 0.5, 1.0, 2.0, 0.3),
-    "typical": (0.0, 0.0625, 0.25, 0.09, 0.5),
     "ensemble": (0.0, 0.3, 0.5, 1.0),
     "relaxed": (0.0, 0.25, 0.125, 1.0),
-    "fly": (0.0, math.log(2), 0.9),
-    "bild": (math.log(2), math.log(4), 1.0, 5.0),
 }
 
 
@@ -88,7 +85,6 @@ def params_of(method: str, seed: int) -> DecodingParams:
         divergence=pick(0.0, 0.1, 0.5, 1.0),
         plausible=pick(0.0, 0.3, 0.6, 1.0),
         relaxed_topk=pick(1, 2, 3),
-        fly_window_size=pick(1, 2),
         draft_confidence=pick(0.0, 0.0, 0.25, 0.5),
         temperature=pick(1.0, 1.0, 0.0),
         ignore_eos=pick(False, False, True),
@@ -116,7 +112,7 @@ def test_a_rule_keeps_and_emits_what_its_paper_says(method: str) -> None:
     assert accepted > 30
 
 
-@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "traversal"])
+@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "traversal"])
 def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
     """Numbers come from [0, 1), so a bound of 1 / 2 is met by half of them, and one of 0 by none."""
     for p, kept in (({0: 0.5, 1: 0.5}, ()), ({1: 1.0}, ()), ({0: 0.51, 1: 0.49}, (0,))):
@@ -125,7 +121,7 @@ def test_a_number_that_equals_the_bound_rejects(method: str) -> None:
         assert row.judge(row.tree(lambda width: [0.0] * width), [0.5 if 0 in p else 0.0])[0] == kept
 
 
-@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "fly", "traversal"])
+@pytest.mark.parametrize("method", ["speculative", "block", "ensemble", "traversal"])
 def test_a_rejection_that_only_rounding_made_leaves_the_targets_distribution(method: str) -> None:
     """Of equal models every token is accepted, whatever is drawn below 1; here 1 is."""
     p = {0: 0.5, 1: 0.5}
@@ -134,11 +130,3 @@ def test_a_rejection_that_only_rounding_made_leaves_the_targets_distribution(met
     path, bonus = row.judge(row.tree(lambda width: [0.0] * width), [1.0])
     assert path == ()
     assert bonus == pytest.approx(p)
-
-
-@pytest.mark.parametrize(("threshold", "kept"), [(math.log(2), (0, 0)), (math.log(2) + 1e-6, ())])
-def test_a_target_as_undecided_as_the_threshold_lets_fly_keep_a_rejected_token(threshold: float, kept: Tokens) -> None:
-    params = DecodingParams(method="fly", draft_len=2, fly_window_size=1, accept_threshold=threshold)
-    p = {(): {0: 0.5, 1: 0.5}, (0,): {0: 1.0}, (0, 0): {0: 1.0}}
-    row = OneRow(Request(p.__getitem__, lambda path: {0: 1.0}, params), 2)
-    assert row.judge(row.tree(lambda width: [0.0] * width), [0.5, 0.0])[0] == kept

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 
 import pytest
 
-from runtime.scheduler.statistics import ALARM_BLOCKS, Histogram, Statistics, Totals
+from runtime.scheduler.statistics import Histogram, Statistics, Totals
 
 SECONDS = (0.1, 0.2, 0.3)
 
@@ -25,24 +24,6 @@ def test_rates_are_what_their_definitions_say() -> None:
     assert s.score_seconds == pytest.approx(0.6)
     assert s.commit_seconds == pytest.approx(0.9)
     assert json.loads(json.dumps(s.to_dict()))["acceptance_rate"] == 3 / 8
-    assert not any(name.startswith("_") for name in s.to_dict())
-
-
-@pytest.mark.parametrize(("drafted", "accepted", "alarm"), [(4, 0, "low"), (4, 4, "high"), (4, 2, None), (0, 0, None)])
-def test_acceptance_near_0_or_1_for_long_raises_an_alarm_once(drafted: int, accepted: int, alarm: str | None) -> None:
-    s = Statistics()
-    raised = [s.record_block(drafted, accepted, accepted + 1, SECONDS) for _ in range(3 * ALARM_BLOCKS)]
-    assert raised[: ALARM_BLOCKS - 1] == [None] * (ALARM_BLOCKS - 1)
-    assert [kind for kind in raised if kind] == ([alarm] if alarm else [])
-    assert s.acceptance_alarm == alarm
-
-
-def test_an_alarm_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    totals = Totals()
-    with caplog.at_level(logging.WARNING):
-        totals.alarm(7, "high")
-    assert totals.alarms == {"low": 0, "high": 1}
-    assert "request 7" in caplog.text
 
 
 def test_a_histogram_counts_each_value_once_below_its_bound() -> None:

@@ -39,10 +39,9 @@ class Place:
         self.hold = Hold(folder / "hold")
         self.environment, self.backends = make_environment(folder / "python"), make_backends(folder / "backends")
 
-    def write(self, name: str, pair: Path, convention: str, **engine: Any) -> None:
-        options = TritonOptions(
-            str(pair), convention, engine=RuntimeConfig(provider="cpu", threads=1, prefix_tokens=0, **engine)
-        )
+    def write(self, name: str, pair: Path, **engine: Any) -> None:
+        config = RuntimeConfig(provider="cpu", threads=1, prefix_tokens=0, **engine)
+        options = TritonOptions(str(pair), engine=config)
         write_model(self.repository, name, options, str(self.environment))
 
     def serve(self, *models: str) -> TritonServer:
@@ -52,14 +51,14 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, demo_pair: Path, pair_folders: Callable[[str], Path]) -> Place:
     place = Place(tmp_path_factory.mktemp("triton"))
-    place.write("mtad", demo_pair, "bls", rows=4, max_waiting=32)
-    place.write("tensorrt_llm", pair_folders("onnx"), "llmapi")
+    place.write("mtad", demo_pair, rows=4, max_waiting=32)
+    place.write("tensorrt_llm", pair_folders("onnx"))
     return place
 
 
 @pytest.fixture(scope="module")
 def server(place: Place) -> Iterator[TritonServer]:
-    """One server with both conventions, for all tests that leave it as it was."""
+    """One server with two models, for all tests that leave it as it was."""
     running = place.serve("mtad", "tensorrt_llm")
     try:
         running.wait()
@@ -294,33 +293,6 @@ def test_a_full_queue_is_unavailable_and_not_a_loss(place: Place, server: Triton
     assert served == 8 * (50 - len(refused)) > 0
 
 
-def test_the_llmapi_convention_has_its_names_and_repeats_text(
-    pair_folders: Callable[[str], Path], server: TritonServer
-) -> None:
-    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
-    result = expected(llm, "SELECT name", seed=4, max_tokens=24, temperature=0.8, method="mmtad", ignore_eos=True)
-    asked = {
-        "text_input": "SELECT name",
-        "sampling_param_seed": 4,
-        "sampling_param_max_tokens": 24,
-        "sampling_param_temperature": 0.8,
-        "sampling_param_method": "mmtad",
-        "sampling_param_ignore_eos": True,
-        "return_cumulative_logprob": True,
-    }
-    (whole,) = ask(server, "tensorrt_llm", "llmapi", **asked)
-    assert whole["text_output"][0].decode() == result.text
-    assert whole["cumulative_logprob"][0] == pytest.approx(sum(result.logprobs), rel=1e-5)
-    assert whole["finish_reason"][0].decode() == "length"
-    parts = [part["text_output"][0].decode() for part in ask(server, "tensorrt_llm", "llmapi", streaming=True, **asked)]
-    assert parts[-1] == result.text
-    assert len(parts) > 1
-    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(parts))
-    values = {"text_input": "x", "sampling_param_temperature": -1.0}
-    status, answer = server.call("POST", "/v2/models/tensorrt_llm/generate", values)
-    assert (status, "sampling_param_temperature = -1.0" in answer["error"]) == (400, True)
-
-
 def test_a_client_that_hangs_up_ends_its_stream(place: Place, server: TritonServer) -> None:
     """HTTP as well: the server notices when it next writes."""
     until(lambda: figure(server, "mtad_kv_rows_used") == 0)
@@ -338,7 +310,7 @@ def test_a_client_that_hangs_up_ends_its_stream(place: Place, server: TritonServ
 def test_a_restarted_server_answers_the_same_and_a_dead_model_can_be_loaded_again(
     place: Place, server: TritonServer
 ) -> None:
-    asked = {"text_input": "SELECT", "sampling_param_max_tokens": 8, "sampling_param_seed": 1}
+    asked = {"text_input": "SELECT", "max_tokens": 8, "seed": 1}
     path = "/v2/models/tensorrt_llm/generate"
     first = server.call("POST", path, asked)
     again = place.serve("tensorrt_llm")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mtad.errors import InvalidInput
+from mtad.errors import Failed, InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, AsyncLLM, RuntimeConfig
 from runtime.commands.entry import given_options
@@ -25,7 +25,7 @@ from runtime.triton.options import TritonOptions, read_options
 from runtime.triton.repository import write_model
 from runtime.triton.request import read
 from runtime.triton.service import TritonService
-from runtime.triton.tensors import BLS, CONVENTIONS, LLMAPI
+from runtime.triton.tensors import INPUTS, OUTPUTS
 from tests.support.commands import Run, assert_refused
 from tests.support.waiting import PATIENCE, Deadlines, Gate, own, until
 
@@ -36,11 +36,9 @@ def text(*values: str) -> Any:
     return np.array([[value.encode() for value in values]], np.object_)
 
 
-@pytest.mark.parametrize("name", list(CONVENTIONS))
-def test_every_decoding_parameter_is_an_input_under_one_name_or_more(name: str) -> None:
-    inputs, outputs = CONVENTIONS[name].inputs, CONVENTIONS[name].outputs
-    assert {one.field for one in inputs if one.role == "parameter"} == {one.name for one in fields(DecodingParams)}
-    for tensors in (inputs, outputs):
+def test_every_decoding_parameter_is_an_input_under_one_name_or_more() -> None:
+    assert {one.field for one in INPUTS if one.role == "parameter"} == {one.name for one in fields(DecodingParams)}
+    for tensors in (INPUTS, OUTPUTS):
         assert len({one.name for one in tensors}) == len(tensors)
 
 
@@ -52,26 +50,19 @@ def test_names_of_tensorrt_llm_are_kept() -> None:
         "use_draft_logits return_perf_metrics return_num_input_tokens return_num_output_tokens "
         "guided_decoding_guide_type guided_decoding_guide"
     )
-    assert set(bls.split()) <= {one.name for one in BLS.inputs}
-    own = "text_input streaming return_finish_reason return_stop_reason return_cumulative_logprob stop"
-    sampling = (
-        "best_of temperature top_k top_p frequency_penalty presence_penalty max_tokens stop seed "
-        "exclude_input_from_output return_perf_metrics"
-    )
-    llmapi = {*own.split(), *(f"sampling_param_{name}" for name in sampling.split())}
-    assert llmapi <= {one.name for one in LLMAPI.inputs}
+    assert set(bls.split()) <= {one.name for one in INPUTS}
 
 
 def test_a_32_bit_float_is_the_decimal_that_was_meant() -> None:
     for value in (0.7, 0.1, 1e-3, 1.0, 0.85):
         tensors = {"text_input": text("x"), "temperature": np.array([[max(value, 0.1)]], np.float32)}
-        question = read(tensors, BLS, DEFAULTS, (0,))
+        question = read(tensors, DEFAULTS, (0,))
         assert question.params.temperature == max(value, 0.1)
 
 
 def test_what_a_request_leaves_out_is_the_pairs() -> None:
     defaults = DecodingParams(max_tokens=7, temperature=0.5, stop="x")
-    question = read({"text_input": text("prompt")}, BLS, defaults, (0,))
+    question = read({"text_input": text("prompt")}, defaults, (0,))
     assert (question.prompt, question.params) == ("prompt", defaults)
     assert not question.settings.stream
 
@@ -89,7 +80,7 @@ def test_what_a_request_leaves_out_is_the_pairs() -> None:
 )
 def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        read(tensors, BLS, DEFAULTS, (0,))
+        read(tensors, DEFAULTS, (0,))
     assert caught.value.field == field
 
 
@@ -97,7 +88,7 @@ def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders:
     pair = pair_folders("onnx")
     folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine=RuntimeConfig(rows=2, graphs=False)))
     values = yaml.safe_load((folder / "1" / "model.yaml").read_text())
-    assert set(values) == {"pair", "convention", "request_seconds", "log_level", *asdict(RuntimeConfig())}
+    assert set(values) == {"pair", "request_seconds", *asdict(RuntimeConfig())}
     options = read_options(folder / "1" / "model.yaml")
     assert options.engine == RuntimeConfig(rows=2, graphs=False)
     llm = LLM(pair, options.engine)
@@ -116,10 +107,8 @@ def test_the_command_has_every_option_of_the_engine() -> None:
     [
         ("pair: x\nrowz: 4\n", "rowz"),
         ("pair: x\nrows: many\n", "rows"),
-        ("pair: x\nconvention: vllm\n", "convention"),
         ("pair: x\nrequest_seconds: 0\n", "request_seconds"),
         ("pair: x\nrequest_seconds: .inf\n", "request_seconds"),
-        ("pair: x\nlog_level: loud\n", "log_level"),
         ("rows: 4\n", "pair"),
         ("- pair\n", "model.yaml"),
         ("pair: [\n", "model.yaml"),
@@ -157,7 +146,7 @@ def test_an_interrupted_write_leaves_what_was_there(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError("disk full")))
     for name in ("mtad", "new"):
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(Failed, match="disk full"):
             write_model(tmp_path, name, options)
     assert [path.name for path in tmp_path.iterdir()] == ["mtad"]
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -178,7 +167,6 @@ def test_a_copy_can_be_moved(tmp_path: Path, pair_folders: Callable[[str], Path]
         (("PAIR", "PAIR/models"), "inside the pair folder"),
         (("PAIR", "models", "--model", "../x"), "model = '../x'"),
         (("PAIR", "models", "--environment", "nowhere"), "environment = 'nowhere'"),
-        (("PAIR", "models", "--convention", "vllm"), "convention = 'vllm'"),
         (("PAIR", "models", "--rows", "x"), "argument --rows"),
         (("PAIR", "models", "--rows", "0"), "rows = 0"),
     ],
@@ -240,7 +228,7 @@ LONG = {
 def serving(plain: LLM, seconds: float) -> Iterator[tuple[TritonService, Gate]]:
     """A service that runs, and is sound in the end; its engine waits before each pass until a test lets it go on."""
     llm = own(plain)
-    gate, service = Gate(llm), TritonService(AsyncLLM(llm), BLS, request_seconds=seconds)
+    gate, service = Gate(llm), TritonService(AsyncLLM(llm), request_seconds=seconds)
     service.start()
     try:
         yield service, gate
