@@ -31,10 +31,10 @@ class Columns:
     """
 
     def __init__(self, rows: int, capacity: int, count: int | None = None) -> None:
+        self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)  # first: too many rows end here
         self.table = PageTable(rows, capacity, PAGE, count)
         self.deferred: set[int] = set()
         self.beams = BeamPages(self.table)
-        self._tokens, self._positions = np.zeros((2, rows, capacity), np.int64)
         self._stored = np.zeros(rows, np.int64)  # columns whose keys and values are right
         self._known = np.zeros(rows, np.int64)  # columns whose tokens are known
         self._base = np.zeros(rows, np.int64)  # where the latest tree begins; its nodes see all columns before

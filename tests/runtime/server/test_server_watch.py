@@ -146,7 +146,7 @@ def test_the_dashboard_asks_for_what_is_exported_and_shows_all_of_it(server: Liv
         assert expression.count("(") == expression.count(")")
         for label in re.findall(r"by \(([\w, ]+)\)|(\w+)(?:!=|=~)", expression):
             for name in re.split(r", ", label[0] or label[1]):
-                assert name in ("le", "kind", "position", "reason", "route", "status", "phase", "job"), name
+                assert name in ("le", "instance", "position", "reason", "route", "status", "phase", "job"), name
 
 
 @pytest.fixture(scope="module")
