@@ -81,7 +81,7 @@ class ExportOptions:
             for name in ("auxiliary_revision", "auxiliary_precision"):
                 if (value := getattr(self, name)) is not None:
                     raise InvalidInput(name, value, "there is no auxiliary; leave it out")
-            if params.draft is not None and params.uses_model:
+            if params.draft is not None and (params.uses_model or params.thinking.uses_model):
                 raise InvalidInput("defaults draft", params.draft, "there is no auxiliary; give lookup")
         kind = FORMATS[self.format]
         for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=False):

@@ -84,7 +84,7 @@ class Pair:
         Raises:
             InvalidInput: they ask for the auxiliary, and there is none.
         """
-        if not isinstance(self.auxiliary, NoAuxiliary) or not params.uses_model:
+        if not isinstance(self.auxiliary, NoAuxiliary) or not (params.uses_model or params.thinking.uses_model):
             return params
         if params.draft is not None:
             raise InvalidInput("draft", params.draft, "the pair has no auxiliary; give lookup, or leave it out")

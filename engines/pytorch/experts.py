@@ -24,6 +24,8 @@ def grouped(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tens
         chosen: int64 [T, K], the experts of each token.
         shares: [T, K], what each counts.
     """
+    if not module.has_gate or getattr(module, "has_post_expert_norm", False):
+        raise NotImplementedError("experts without a gate, or with a norm behind them")
     count = module.num_experts
     active = (chosen.reshape(-1, 1) == torch.arange(count)).any(0)
     order = torch.topk(active * torch.arange(count, 0, -1), count).indices  # active ones first, each by its number

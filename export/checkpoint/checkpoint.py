@@ -82,10 +82,15 @@ class Checkpoint:
     packing: Packing | None = None
 
     @property
+    def plain(self) -> bool:
+        """Whether it is a folder of unpacked weights that other libraries read as well."""
+        return self.file is None and self.adapter is None and self.packing is None
+
+    @property
     def size(self) -> int:
         """Bytes of its weights, as they are stored."""
         kinds = [self.file] if self.file else WEIGHTS
-        return sum(file.stat().st_size for kind in kinds for file in self.folder.glob(kind))
+        return next(filter(None, (sum(file.stat().st_size for file in self.folder.glob(kind)) for kind in kinds)), 0)
 
     @property
     def positions(self) -> int | None:

@@ -55,13 +55,16 @@ class Packing(NamedTuple):
             ValueError: none that is known here.
         """
         method, weights = str(described.get("quant_method")), {"num_bits": described.get("bits"), "symmetric": False}
-        form = described.get("version", "gemm") if method == "awq" else described.get("checkpoint_format", "gptq")
+        form = {"awq": described.get("version", "gemm"), "gptq": described.get("checkpoint_format", "gptq")}.get(method)
         if method == "compressed-tensors":
             first, *others = described["config_groups"].values()
             weights, form = first["weights"], described.get("format")
             if first.get("input_activations") or any(other["weights"] != weights for other in others):
                 form = "several schemes, or quantized activations"
-        bits, ordered = weights["num_bits"], described.get("desc_act") or weights.get("actorder") == "group"
+        bits, ordered = (
+            weights["num_bits"],
+            described.get("desc_act") or weights.get("actorder") in ("group", "dynamic"),
+        )
         if form not in FORMS.get(method, ()) or bits != 4:
             known = ", ".join(f"{name} ({' or '.join(forms)})" for name, forms in FORMS.items())
             raise ValueError(f"{method} ({form}, {bits} bits); readable are {known}, of 4 bits")
@@ -85,7 +88,7 @@ class Packing(NamedTuple):
                 numbers, zeros = (x.reshape(len(x), -1, 8)[..., ORDER].flatten(1) for x in (_numbers(numbers), zeros))
             numbers = numbers.T if self.method == "awq" else _numbers(numbers.T)
             zeros = zeros.T + self.offset & 15
-        if self.in_order:
+        if self.in_order and self.method != "gptq":  # whose files say it, also where the last group is short
             groups = torch.arange(numbers.shape[1]) // (numbers.shape[1] // scales.shape[1])
         else:
             groups = get("weight_g_idx" if self.method == "compressed-tensors" else "g_idx").long()

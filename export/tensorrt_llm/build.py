@@ -33,6 +33,8 @@ def plan_for(spec: EngineSpec, checkpoint: Checkpoint) -> TensorRtPlan:
         InvalidInput: it cannot be built here, or the library would end the process when it runs: it has no kernel.
     """
     config, name, source = checkpoint.config.get_text_config(), checkpoint.name, str(checkpoint.folder)
+    if not checkpoint.plain:
+        raise InvalidInput(name, source, "TensorRT-LLM reads plain checkpoints only; use --to torch")
     if spec.architecture != ARCHITECTURE:
         problem = f"architecture {spec.architecture} is not built for TensorRT-LLM, {ARCHITECTURE} is; use --to torch"
         raise InvalidInput(name, source, problem)

@@ -113,6 +113,9 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
     ExportOptions(target, auxiliary, format="torch", defaults=defaults)  # checks both
     values = worker_config(target, auxiliary, DecodingParams.from_dict({"beam_width": 1, "draft_len": 4} | defaults))
     models = [find("target", target, False), find("auxiliary", auxiliary, False)]
+    for one in models:
+        if not one.plain:
+            raise InvalidInput(one.name, one.source, "the worker reads plain checkpoints only")
     common_vocabulary(
         *(one.tokenizer() for one in models), *(one.config.get_text_config().vocab_size for one in models)
     )

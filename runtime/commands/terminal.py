@@ -32,7 +32,7 @@ def waiting(words: str) -> Iterator[None]:
 
 
 async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colour: bool) -> str:
-    """Stream one answer to standard output, and its figures to standard error; returns the text."""
+    """Stream one answer to standard output, and its figures to standard error; returns it without its thoughts."""
     stream, text = await engine.submit(prompt, params), ""
     starts: list[tuple[int, str]] = []  # the character at which each token begins, and its colour
     async for delta in stream:
@@ -41,8 +41,9 @@ async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colou
         print(_coloured(delta.text, len(text), starts) if colour else delta.text, end="", flush=True)
         text += delta.text
     print(flush=True)
-    print_figures([await stream.result()], params)
-    return text
+    result = await stream.result()
+    print_figures([result], params)
+    return result.answer
 
 
 def _coloured(text: str, at: int, starts: list[tuple[int, str]]) -> str:

@@ -148,6 +148,8 @@ class Constraint:
             self.counts.index_add_(0, at, torch.ones_like(at, dtype=self.counts.dtype))
             self.seen[at] = True
             self.distinct.update(dict.fromkeys(tokens))
+        if self._follower is not None and self.thinking:
+            self._follower.skipped += len(tokens)
         if self.follower is not None:
             problem = self.follower.advance(tokens)
             if problem is not None:
@@ -155,8 +157,8 @@ class Constraint:
 
     @property
     def min_left(self) -> int:
-        """Tokens needed before an end may follow; 0 with a grammar, which sees to it where an end is all it has."""
-        return max(0, self.params.min_tokens - self.generated) if self._follower is None else 0
+        """Tokens needed before an end may follow; 0 where a grammar holds, which sees to it itself."""
+        return max(0, self.params.min_tokens - self.generated) if self.follower is None else 0
 
 
 def _penalises(params: DecodingParams) -> bool:

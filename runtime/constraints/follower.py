@@ -80,6 +80,9 @@ class Follower:
     A grammar that takes too long to follow (`MASK_SECONDS`) ends at once, in the middle of a block: from then on all is
     a dead end, and the next `advance` says so, whatever it is given. Time is the processor's, spent by this thread, so
     a busy machine ends nothing.
+
+    Attributes:
+        skipped: tokens of the text for which the grammar did not hold, which count for `min_tokens`.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Follower:
         ends[list(eos)] = True
         self._ends: Bits = np.packbits(ends, bitorder="little")
         self._everything: Bits = np.packbits(np.ones_like(ends), bitorder="little")
+        self.skipped = 0
         self._text: list[int] = []
         self._lookahead: list[int] = []  # what the matcher has consumed beyond `_text`
         self._allowed: dict[tuple[int, ...], Bits] = {}
@@ -172,7 +176,7 @@ class Follower:
                 problem = self._problem(f"no token can follow the first {length} ({why})")
                 self._restart(why)
         if problem is None and reached:
-            early = length < self._params.min_tokens
+            early = self.skipped + length < self._params.min_tokens
             ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
             possible = self._allows_some(bits)
             if possible and self._words:

@@ -112,7 +112,10 @@ class Pool:
             return work(self.slow)
 
     async def run_soon(self, work: Callable[[Trials], T]) -> T:
-        """The same, for which nothing waits but this coroutine. Cancelling it takes it out of the queue."""
+        """The same, for which nothing waits but this coroutine.
+
+        Cancelling it takes it out of the queue, unless it has begun.
+        """
         event_loop = asyncio.get_running_loop()
         try:
             return await event_loop.run_in_executor(self._threads[0], work, self.quick)

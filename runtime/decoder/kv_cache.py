@@ -12,6 +12,8 @@ from runtime.scheduler.request import Request
 
 MIN_SHARED = 16
 """Fewest tokens for which a prompt takes over the columns of a running one that begins alike: fewer are computed."""
+PIECE = 256
+"""Tokens of a step at most that brings the auxiliary's cache up to date."""
 
 
 class KvCaches:
@@ -110,7 +112,7 @@ class KvCaches:
 
         Args:
             budget: tokens at most, shared by the rows whose drafts follow the load; the others are brought up to date
-                whatever it takes, which is what was looked up for them since the auxiliary last drafted.
+                whatever it takes: all that was written since the auxiliary last drafted for them.
 
         Returns:
             whether all of those caches are up to date now.
@@ -125,7 +127,8 @@ class KvCaches:
                 request.auxiliary_cached = self._reuse(self.auxiliary, request, row, requests)
             held = request.auxiliary_cached
             self._extend(request, row, min(request.committed - 2, held + limit))
-            budget -= request.auxiliary_cached - held
+            if request.params.follows_load:
+                budget -= request.auxiliary_cached - held
             request.statistics.prefill_seconds += time.perf_counter() - began
         return not any(self._lags(requests[row]) for row in behind)
 
@@ -138,7 +141,8 @@ class KvCaches:
         if held < upto:
             tokens = (request.prompt + request.tokens)[held:upto] if upto > end else request.prompt[held:upto]
             began = time.perf_counter()
-            self.auxiliary.prefill(row, tokens, held)
+            for at in range(0, len(tokens), PIECE):
+                self.auxiliary.prefill(row, tokens[at : at + PIECE], held + at)
             request.auxiliary_seconds += time.perf_counter() - began
             request.auxiliary_cached = upto
             if held < end <= upto:

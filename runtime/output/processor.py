@@ -66,19 +66,19 @@ class OutputProcessor:
             if given.is_kept[row]:
                 before, thinking = len(request.tokens), request.thinking
                 try:
-                    self._append(request, row, block)
+                    accepted = self._append(request, row, block)
                 except Exception as error:
                     request.fail(error)
                     continue
                 if given.params[row].uses_model:
                     request.auxiliary_cached = max(0, request.committed - 2)
-                grown.append((row, request, before, thinking))
+                grown.append((row, request, before, thinking, accepted))
         now = time.perf_counter()
         seconds = block.drafted - block.began, block.scored - block.drafted, now - block.scored
         self.totals.record_block(*seconds)
-        for row, request, before, thinking in grown:
+        for row, request, before, thinking, kept in grown:
             count = len(request.tokens) - before
-            drafted, accepted = block.drafted_levels[row], min(len(block.tokens[row]) - 1, count)
+            drafted, accepted = block.drafted_levels[row], min(kept, count)
             params = given.params[row]
             request.statistics.record_block(drafted, accepted, count, seconds)
             if count and request.statistics.first_token_seconds is None:
@@ -114,11 +114,14 @@ class OutputProcessor:
         assert ids <= begun
         assert self._constraints.keys() <= begun, "a constraint without a request"
 
-    def _append(self, request: Request, row: int, block: Block) -> None:
+    def _append(self, request: Request, row: int, block: Block) -> int:
+        """Append a block's tokens to a request; how many of them were accepted drafts."""
         if not block.finite[row]:
             raise ArithmeticError("logits of the auxiliary or the target are not finite numbers")
+        accepted = len(block.tokens[row]) - 1
         if request.thoughts:
-            self._read_thoughts(request, request.thoughts, row, block)
+            forced = self._read_thoughts(request, request.thoughts, row, block)
+            accepted = min(accepted, len(block.tokens[row]) - forced)
         before, tokens, log_probs = len(request.tokens), block.tokens[row], block.log_probs[row]
         wanted = request.params.top_logprobs
         top = _top_tokens(block.logits_of(row), wanted) if wanted else []
@@ -132,11 +135,15 @@ class OutputProcessor:
             self._constraints[request.id].thinking = request.thinking
         if request.thoughts and (begun := request.thoughts.begun(request.tokens)):
             request.stable = min(request.stable, request.offsets[-begun])  # a tag is no text
+        return accepted
 
-    def _read_thoughts(self, request: Request, thoughts: Thoughts, row: int, block: Block) -> None:
+    def _read_thoughts(self, request: Request, thoughts: Thoughts, row: int, block: Block) -> bool:
         """Drop what a block has behind a tag, where the other part has a rule or a grammar of its own.
 
         The target's own token goes as well: it may come from what a rejected draft has left of the target's law.
+
+        Returns:
+            whether the last token that is kept is of a tag that stands in the place of another token.
         """
         cut = request.params.thinking is not request.params or request.params.constrained
         was_inside = thoughts.inside
@@ -148,6 +155,9 @@ class OutputProcessor:
         block.tokens[row], block.log_probs[row] = tokens, block.log_probs[row][: len(tokens)]
         if cut and thoughts.inside is not was_inside:
             request.acceptance = Acceptance()  # the parts' rates differ
+            if request.looked_up:
+                request.looked_up.acceptance = Acceptance()
+        return forced
 
 
 def _top_tokens(logits: npt.NDArray[np.float32], count: int) -> TopTokens:

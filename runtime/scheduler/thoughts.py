@@ -80,13 +80,12 @@ class Thoughts:
         before = min(len(text), max(len(self.opening), len(self.closing)))  # of a long text, its end says enough
         whole, base = [*text[len(text) - before :], *tokens], len(text) - before
         for end in range(before + 1, len(whole) + 1):
-            forced = False
+            forced, free = False, self.switches[-1][1] if self.switches else 0
             if self.inside and self.budget is not None and self.length >= self.budget:
-                wanted = self.closing[self.length - self.budget]
+                wanted = self.closing[self.begun(whole[max(0, free - base) : end - 1])]
                 forced, whole[end - 1] = whole[end - 1] != wanted, wanted
             self.length += self.inside
             start = end - len(self.tag)
-            free = self.switches[-1][1] if self.switches else 0
             switched = base + start >= free and whole[start:end] == self.tag
             if switched:
                 self.switches.append((base + start, base + end))

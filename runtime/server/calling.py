@@ -158,6 +158,10 @@ class CallReader:
 
     Args:
         calling: of the request; the text follows its grammar, and may break off anywhere.
+
+    Attributes:
+        calls: how many calls have begun.
+        inside: whether the last one has not ended.
     """
 
     def __init__(self, calling: Calling) -> None:
@@ -165,7 +169,7 @@ class CallReader:
         names = "|".join(function.name for function in calling.functions)
         self._head = re.compile(f'{re.escape(self._form.opening)}({names})", "{self._form.key}": ')
         self._text = ""  # the arguments of the call that is read, or what may yet turn out to be one
-        self._inside = self._said = False
+        self.inside = self._said = False
         self._shown = 0  # characters of these arguments
 
     def read(self, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
@@ -177,7 +181,7 @@ class CallReader:
         self._text += text
         said, calls = "", list[dict[str, Any]]()
         while True:
-            if self._inside:
+            if self.inside:
                 end = self._end()
                 if piece := self._text[self._shown : end]:
                     if not calls or calls[-1]["index"] != self.calls - 1:
@@ -186,7 +190,7 @@ class CallReader:
                 if end is None:
                     self._shown = len(self._text)
                     return said, calls
-                self._text, self._shown, self._inside = self._text[end:], 0, False
+                self._text, self._shown, self.inside = self._text[end:], 0, False
             found = self._head.search(self._text) if self._form.before or not self._said else None
             if found is None:
                 break
@@ -194,7 +198,7 @@ class CallReader:
             function = {"name": found[1], "arguments": ""}
             id = f"call_{random.getrandbits(96):024x}"
             calls.append({"index": self.calls, "id": id, "type": "function", "function": function})
-            self._text, self._inside, self.calls = self._text[found.end() :], True, self.calls + 1
+            self._text, self.inside, self.calls = self._text[found.end() :], True, self.calls + 1
         if not self.calls:  # after a call there is nothing but calls
             plain = len(self._text) if ended else self._plain()
             said, self._text = said + self._text[:plain], self._text[plain:]

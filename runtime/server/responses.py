@@ -128,7 +128,8 @@ class OpenAIResponse:
             said: dict[str, Any] = {"content": answer}
             if self._readers:
                 said = self._said(index, answer, delta.finish_reason is not None, chunk)
-                if self._readers[index].calls and delta.finish_reason == "stop":
+                reader = self._readers[index]
+                if reader.calls and not reader.inside and delta.finish_reason == "stop":
                     choice["finish_reason"] = "tool_calls"
             if delta.reasoning:
                 said = {"reasoning_content": delta.reasoning, **said}

@@ -72,8 +72,11 @@ class Lookups:
                     text.acceptance.usual, timed[row] = self._usual, text
                 elif params.draft_len == "auto":
                     draft = draft[: self._best([text], 1, self._costs)]
+            elif request.looked_up:
+                request.looked_up.found = []
             drafts.append(draft)
-        length = self._common_length(len(requests), list(timed.values())) if timed else 0
+        auxiliary_runs = any(request.part_params.uses_model for request in requests)
+        length = self._common_length(len(requests), list(timed.values()), auxiliary_runs) if timed else 0
         return [draft[:length] if row in timed else draft for row, draft in enumerate(drafts)]
 
     def observe(
@@ -101,11 +104,15 @@ class Lookups:
         if any(request.looked_up for request in requests):
             self._times.add(len(requests), max(map(len, drafts)), seconds, alone)
 
-    def _common_length(self, rows: int, texts: Sequence[Text]) -> int:
-        """The length of the drafts of texts that may follow the load, for which something was found."""
+    def _common_length(self, rows: int, texts: Sequence[Text], auxiliary_runs: bool) -> int:
+        """The length of the drafts of texts that may follow the load, for which something was found.
+
+        Args:
+            auxiliary_runs: whether it drafts where nothing is looked up, so that a block without a draft is not seen.
+        """
         measured = self._times.measured(rows)
         if len(measured) < 2:  # a line needs two lengths, one of them what drafts are compared with
-            return min(FIRST, self._lengths[-1]) if 0 in measured else 0
+            return min(FIRST, self._lengths[-1]) if auxiliary_runs or 0 in measured else 0
         length = self._best(texts, rows, self._times.expected(rows, self._lengths))
         self._skipped = 0 if length else self._skipped + 1
         return length or int(self._skipped % PROBE == 0)

@@ -38,6 +38,9 @@ CALLED = ("self", "logits", "draft_tokens", "draft_probs", "num_contexts", "batc
 """What the method that calls it is given."""
 Chosen = tuple[Tensor, Tensor]
 
+PARALLEL = ("--tp", "--tensor_parallel", "--pp", "--pipeline_parallel")
+"""How options of `trtllm-serve` begin that would start ranks."""
+
 
 def serve(arguments: Sequence[str]) -> None:
     """Run `trtllm-serve` with our acceptance.
@@ -48,7 +51,7 @@ def serve(arguments: Sequence[str]) -> None:
     Raises:
         InvalidInput: as `install`, or an option would start ranks.
     """
-    if not arguments or any(one.startswith("--tp") for one in arguments[1:]):
+    if not arguments or any(one.startswith(PARALLEL) for one in arguments[1:]):
         problem = "give the configuration, then options of trtllm-serve; ranks would decide by the library's rule"
         raise InvalidInput("arguments", " ".join(arguments), problem)
     given = install(Path(arguments[0]))

@@ -126,6 +126,7 @@ def test_a_pair_without_an_auxiliary_decodes_as_the_target_does(lone: Path, llm:
     for draft in ("model", "lookup+model"):
         with pytest.raises(InvalidInput, match="no auxiliary"):
             alone.generate("S", replace(BASE, draft=draft))  # type: ignore[arg-type]
+    assert alone.pair.settled(DecodingParams(method="sample", thinking_method="block")).thinking.draft == "lookup"
     alone.loop.check_integrity()
 
 

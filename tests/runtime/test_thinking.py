@@ -130,6 +130,14 @@ def test_a_thought_has_no_more_tokens_than_it_may(budget: int, blocks: int) -> N
     assert thoughts.switches == [(budget, budget + 2)]
 
 
+@pytest.mark.parametrize("last", [4, 7])
+def test_a_limit_that_is_reached_inside_a_closing_tag_finishes_it(last: int) -> None:
+    thoughts = Thoughts([3], [1, 2, 4], True, 4)
+    text, _ = thoughts.read([], [9, 9, 1, 2], False)
+    assert (text, thoughts.read(text, [last], False)) == ([9, 9, 1, 2], ([4], last != 4))
+    assert thoughts.switches == [(2, 5)]
+
+
 @pytest.mark.parametrize(("text", "begun"), [([5], 0), ([5, 1], 1), ([1, 2], 0), ([1, 2, 1], 1), ([], 0)])
 def test_what_may_become_a_tag_is_known(text: list[int], begun: int) -> None:
     assert Thoughts([1, 2, 4], CLOSE, False).begun(text) == (2 if text == [1, 2] else begun)
@@ -185,6 +193,12 @@ def test_a_limit_closes_a_thought_and_the_grammar_holds_behind_it(plain: LLM) ->
             [*result.prompt_token_ids, *result.token_ids], DecodingParams(max_tokens=0, prompt_logprobs=0)
         )[0].prompt_logprobs[len(result.prompt_token_ids) - 1 :]
         assert result.logprobs == pytest.approx([score.logprob for score in scored], abs=1e-4)
+
+
+def test_the_fewest_tokens_of_a_text_count_its_thought(plain: LLM) -> None:
+    params = replace(TAGGED, thinking_token_budget=9, regex="[a-z]{3,6}", min_tokens=11)
+    (result,) = plain.generate(PROMPT, params)
+    assert result.answer.isalpha()
 
 
 def test_a_thought_that_is_not_closed_leaves_no_answer(plain: LLM) -> None:

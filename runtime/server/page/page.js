@@ -138,7 +138,7 @@ function value(field) {
 }
 
 function parameters() {
-  const given = { draft_details: true };
+  const given = { draft_details: true, n: 1 };
   for (const field of document.querySelectorAll("[data-name]")) {
     if (field.value !== "" && !field.parentElement.hidden) given[field.dataset.name] = value(field);
   }
@@ -279,7 +279,7 @@ class Answer {
     this.passes = own?.target_passes ?? this.blocks; // one each, but for methods that decode in several
     this.seconds = own ? own.total_seconds - own.first_token_seconds : (time - this.first) / 1000;
     if (own && this.tokens === this.firstTokens) this.seconds = own.total_seconds;
-    for (const token of mtad.details ?? [{ offset: from }]) this.token(token); // without details, a chunk is one
+    for (const token of mtad.details ?? [{ offset: from, text: (choice.delta?.reasoning_content ?? "") + (choice.text ?? choice.delta.content ?? "") }]) this.token(token); // without details, a chunk is one
     this.write();
   }
 
@@ -438,7 +438,7 @@ async function race(signal) {
   lanes.forEach((lane) => { lane.frames = []; });
   lanes[0].beams = width(body);
   await lanes[0].decode(path, body, signal);
-  await lanes[1].decode(path, { ...body, method: PLAIN }, signal);
+  await lanes[1].decode(path, { ...body, method: PLAIN, thinking_method: PLAIN }, signal);
   verdict();
   at("replay").hidden = false;
   at("replay").textContent = slowed() > 1 ? `Replay, slowed down ${slowed()} times` : "Replay";
