@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--calibration",
         type=Path,
-        help="text to measure a quantized pair on: JSON lines, prompt and optionally answer (default: a few bundled ones)",
+        help="text to measure a quantized pair on: JSON lines, prompt and maybe answer (default: a few bundled ones)",
     )
     parser.add_argument(
         "--to",
