@@ -1,7 +1,6 @@
-"""OpenTelemetry spans, one per request.
+"""OpenTelemetry spans, one per request, for the tracer provider that the process has.
 
-They go where the process's tracer provider sends them, which `opentelemetry-instrument mtad serve ...` or the program
-around the application sets up; without one, nothing is recorded.
+`opentelemetry-instrument mtad serve ...` sets one up; without one, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ def describe_request(span: trace.Span, body: Body, requests: Sequence[Request], 
             "mtad.stream": body.stream,
         }
     )
-    if body.user:
-        span.set_attribute("enduser.id", body.user)
 
 
 def end_span(span: trace.Span, statistics: Mapping[int, Statistics], error: str | None = None) -> None:

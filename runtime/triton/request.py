@@ -71,9 +71,6 @@ def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int,
     if drafted is not None:  # 0 switches drafting off, as it does in TensorRT-LLM
         own = "num_draft_tokens"
         give("draft_len" if drafted else "method", drafted or "sample", own, (own, drafted))
-    if asked.guided_decoding_guide_type is not None or asked.guided_decoding_guide is not None:
-        shown = "guided_decoding_guide_type", asked.guided_decoding_guide_type
-        give(*_guide(asked), "guided_decoding_guide", shown)
     names = {field: name for field, name in names.items() if field != name}
     try:
         params = DecodingParams.from_dict(parameters, defaults)
@@ -110,14 +107,3 @@ def _plain(name: str, value: Any) -> Any:
         except UnicodeDecodeError as error:
             raise InvalidInput(name, value[:100], f"not UTF-8: {error.reason} at byte {error.start}") from None
     return float(str(value)) if isinstance(value, np.float32) else value.item() if hasattr(value, "item") else value
-
-
-def _guide(settings: OutputSettings) -> tuple[str, str]:
-    kind, guide = settings.guided_decoding_guide_type, settings.guided_decoding_guide
-    field = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex"}.get(kind or "")
-    if field is None:
-        problem = "give json, json_schema or regex; a grammar goes into `grammar`"
-        raise InvalidInput("guided_decoding_guide_type", kind, problem)
-    if (kind == "json") == (guide is not None):
-        raise InvalidInput("guided_decoding_guide", guide, "give it only with json_schema or regex")
-    return field, guide or '{"type": "object"}'

@@ -53,7 +53,6 @@ class OutputSettings:
         return_perf_metrics: times, and all statistics as JSON.
         priority: larger ones overtake those that wait.
         num_draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
-        guided_decoding_guide_type, guided_decoding_guide: TensorRT-LLM's names for `json_schema` and `regex`.
     """
 
     stream: bool = False
@@ -65,8 +64,6 @@ class OutputSettings:
     return_perf_metrics: bool = False
     priority: int = 0
     num_draft_tokens: int | None = None
-    guided_decoding_guide_type: str | None = None
-    guided_decoding_guide: str | None = None
 
 
 OUTPUTS = (

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from engines.prompts import Example
+from mtad.filters import filter_logits
 from mtad.methods import METHODS
+from mtad.rows import stack_rows
 from runtime import LLM, DecodingParams
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Result
@@ -29,6 +33,8 @@ class Texts(NamedTuple):
         seconds: of decoding alone.
         passes: of the target.
         nll: mean negative log-likelihood of a text's tokens under the target, in nats.
+        filtered: by how much temperature and filters change the target's law, added up over tokens; see `law_change`.
+        spent: by how much the method changes it further; 0 for a lossless one, NaN where nothing bounds it.
         right: 1 for the right answer, 0 for another one; NaN where none is known.
         distinct_2: different pairs of adjacent tokens / pairs.
     """
@@ -37,6 +43,8 @@ class Texts(NamedTuple):
     seconds: Floats
     passes: Floats
     nll: Floats
+    filtered: Floats
+    spent: Floats
     right: Floats
     distinct_2: Floats
 
@@ -54,6 +62,8 @@ FIGURES: dict[str, Callable[[Texts, Texts], float]] = {
     "accuracy": lambda own, sample: own.right.mean(),
     "accuracy gain": lambda own, sample: (own.right - sample.right).mean(),
     "tokens per pass": lambda own, sample: own.tokens.sum() / own.passes.sum(),
+    "TV of filters": lambda own, sample: own.filtered.sum() / own.tokens.sum(),
+    "TV of method": lambda own, sample: own.spent.sum() / own.tokens.sum(),
 }
 """What is measured of a setting's texts, beside those of `sample` in the same run."""
 
@@ -134,7 +144,9 @@ def measure(
             (result,), seconds = answer(llm, [example.prompt], [seeded])
             nll = -sum(result.logprobs) / len(result.logprobs)
             right, distinct_2 = example.right(result.text), distinct(result.token_ids, 2)
-            row = len(result.token_ids), seconds, result.statistics.target_passes, nll
+            changed, spec = law_change(llm, result.prompt_token_ids, result.token_ids, seeded).sum(), seeded.spec
+            spent = 0.0 if spec.lossless else result.statistics.divergence_spent if spec.bounded else math.nan
+            row = len(result.token_ids), seconds, result.statistics.target_passes, nll, changed, spent
             rows[index].append((*row, math.nan if right is None else right, 1.0 if distinct_2 is None else distinct_2))
     sample, *measured = (Texts(*np.array(own, np.float64).T) for own in rows)
     points = []
@@ -167,3 +179,32 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
         llm.loop.prompts_apart = False
     seconds = time.perf_counter() - started - sum(request.statistics.prefill_seconds for request in made)
     return [Result.of(request) for request in made], seconds
+
+
+@torch.inference_mode()
+def law_change(llm: LLM, prompt: Sequence[int], tokens: Sequence[int], params: DecodingParams) -> Floats:
+    """How far temperature and filters change the target's law at each token of an answer, float64 [tokens].
+
+    Penalties, biases and constraints do not count; see `variation`. `llm` is idle, and for this call alone.
+    """
+    if (params.temperature, params.top_k, params.top_p, params.min_p) == (1, 0, 1, 0):
+        return np.zeros(len(tokens))
+    target, first, step = llm.loop.caches.target, len(prompt) - 1, llm.config.max_prefill_tokens
+    for at in range(0, first, step):
+        target.prefill(0, prompt[at : min(at + step, first)], at)
+    changes = [variation(logits.cpu(), params) for logits in target.logits(0, [prompt[-1], *tokens[:-1]], first)]
+    llm.loop.caches.release(0)
+    return np.concatenate(changes)
+
+
+def variation(logits: Tensor, params: DecodingParams) -> Floats:
+    """Total variation between the law of logits, float32 [n, V], and what temperature and filters make of it: [n].
+
+    It is half the sum over the vocabulary of |p_T - p|, and so what p_T has beyond p.
+    """
+    row, vocab = stack_rows([replace(params, method="sample")], logits.shape[1])[0], logits.shape[1]
+    ids, log_p, changes = np.empty(vocab, np.int32), np.empty(vocab, np.float32), list[float]()
+    for own, p in zip(logits.numpy(), logits.double().softmax(-1).numpy(), strict=True):
+        kept = filter_logits(own, row, ids, log_p)
+        changes.append(np.maximum(np.exp(log_p[:kept]) - p[ids[:kept]], 0).sum())
+    return np.array(changes)

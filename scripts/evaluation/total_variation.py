@@ -10,29 +10,19 @@ All curves begin with `block` at temperature 1 without filters; the distance is 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from mtad.filters import filter_logits
 from mtad.params import DecodingParams
-from mtad.rows import stack_rows
 from runtime.commands.entry import PLACEMENT, Parser, add_options, command, given_options
 from runtime.config import RuntimeConfig
 from scripts.evaluation.figures import Figure
 from scripts.evaluation.report import cell
 from scripts.paths import RESULTS, ROOT
-
-if TYPE_CHECKING:
-    from runtime import LLM
-
-Floats = npt.NDArray[np.float64]
 
 DRAFT = 8
 BASE = DecodingParams(method="block", draft_len=DRAFT)
@@ -63,7 +53,7 @@ def main() -> None:
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Tokens per pass and total variation per token of each point, from one text to each prompt."""
-    from runtime.tuning.measure import answer
+    from runtime.tuning.measure import answer, law_change
     from scripts.evaluation.measure import Writers
     from scripts.evaluation.prompts import open_set
 
@@ -83,50 +73,6 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         point = {figure: Figure(*pair).with_error() for figure, pair in pairs.items()}
         curves[name].append({"value": getattr(params, name), **point})
     return {"prompts": len(prompts), "draft_len": DRAFT, "curves": curves}
-
-
-@torch.inference_mode()
-def law_change(llm: LLM, prompt: Sequence[int], tokens: Sequence[int], params: DecodingParams) -> Floats:
-    """How far temperature and filters change the target's law at each token of an answer, in total variation.
-
-    Penalties, biases and constraints do not count; see `variation`.
-
-    Args:
-        llm: idle, and for this call alone.
-
-    Returns:
-        float64 [tokens].
-    """
-    target, first, step = llm.loop.caches.target, len(prompt) - 1, llm.config.max_prefill_tokens
-    if (params.temperature, params.top_k, params.top_p, params.min_p) == (1, 0, 1, 0):
-        return np.zeros(len(tokens))
-    for at in range(0, first, step):
-        target.prefill(0, prompt[at : min(at + step, first)], at)
-    read = target.logits(0, [prompt[-1], *tokens[:-1]], first)
-    changes = [variation(logits.cpu(), params) for logits in read]
-    llm.loop.caches.release(0)
-    return np.concatenate(changes)
-
-
-def variation(logits: Tensor, params: DecodingParams) -> Floats:
-    """Total variation between the law of logits, float32 [n, V], and what temperature and filters make of it: [n].
-
-    It is half the sum over the vocabulary of |p_T - p|. At temperature 0, p_T has the most likely token alone.
-    """
-    own, plain = replace(params, method="sample"), DecodingParams(method="sample")
-    changed: Floats = np.abs(filtered(logits, own) - filtered(logits, plain)).sum(1) / 2
-    return changed
-
-
-def filtered(logits: Tensor, params: DecodingParams) -> Floats:
-    """Distributions after a request's filters, float64 [positions, V], from logits, float32 [positions, V]."""
-    count, vocab = logits.shape
-    row, found = stack_rows([params], vocab)[0], np.zeros((count, vocab))
-    ids, log_p = np.empty(vocab, np.int32), np.empty(vocab, np.float32)
-    for own, out in zip(logits.numpy(), found, strict=True):
-        kept = filter_logits(own, row, ids, log_p)
-        out[ids[:kept]] = np.exp(log_p[:kept].astype(np.float64))
-    return found
 
 
 def tables(figures: Mapping[str, Any]) -> dict[str, list[list[str]]]:

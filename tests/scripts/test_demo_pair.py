@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from runtime import LLM, DecodingParams
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
-from scripts.evaluation.total_variation import filtered
 from scripts.paths import DEMO
 from tests.support.chi_square import p_value
+from tests.support.law import filtered
 
 CHECKPOINTS = DEMO / "pair"
 BASE = DecodingParams(top_k=10, top_p=0.9, max_tokens=96)
@@ -28,8 +28,8 @@ def first_tokens(prompt: list[int], params: DecodingParams, vocab_size: int) -> 
     def after(tokens: list[int]) -> dict[int, float]:
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0, -1:, :vocab_size]
-        found = filtered(logits, params)[0]
-        return {token: float(found[token]) for token in found.nonzero()[0].tolist()}
+        ids, log_p = filtered(logits[0].numpy(), params)
+        return dict(zip(ids.tolist(), np.exp(log_p).tolist(), strict=True))
 
     return {(a, b): pa * pb for a, pa in after(prompt).items() for b, pb in after([*prompt, a]).items()}
 

@@ -47,8 +47,7 @@ def test_names_of_tensorrt_llm_are_kept() -> None:
         "text_input max_tokens bad_words stop_words exclude_input_in_output end_id pad_id top_k top_p temperature "
         "length_penalty repetition_penalty min_tokens presence_penalty frequency_penalty seed return_log_probs "
         "return_context_logits return_generation_logits num_return_sequences beam_width stream num_draft_tokens "
-        "use_draft_logits return_perf_metrics return_num_input_tokens return_num_output_tokens "
-        "guided_decoding_guide_type guided_decoding_guide"
+        "use_draft_logits return_perf_metrics return_num_input_tokens return_num_output_tokens"
     )
     assert set(bls.split()) <= {one.name for one in INPUTS}
 

@@ -25,7 +25,7 @@ from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
 from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tuning
-from runtime.tuning.measure import FIGURES, Point, Texts, measure, with_error
+from runtime.tuning.measure import FIGURES, Point, Texts, law_change, measure, with_error
 from tests.support.checkpoints import TEXT
 from tests.support.commands import Run
 
@@ -51,7 +51,7 @@ def pair(exported: Path, tmp_path: Path) -> Path:
 def texts(speed: float, error: float = 0.0) -> Texts:
     """Of two prompts, whose speed has that standard error."""
     ones = np.ones(2)
-    return Texts(speed + np.array([error, -error]), ones, ones, ones, ones * math.nan, ones)
+    return Texts(speed + np.array([error, -error]), ones, ones, ones, ones, ones, ones * math.nan, ones)
 
 
 def point(
@@ -173,13 +173,18 @@ def test_figures_are_those_of_the_same_requests(exported: Path) -> None:
         assert one.figures["tokens per pass"][0] == pytest.approx(sum(len(r.token_ids) for r in results) / passes)
         assert (one.figures["accuracy"], one.figures["accuracy gain"]) == ((0, 0), (0, 0))
         assert one.figures["x sample"][0] > 0
-    assert len(tuning.table(points).splitlines()) == 3
+        changes = [law_change(llm, result.prompt_token_ids, result.token_ids, base) for result in results]
+        assert one.figures["TV of filters"][0] == pytest.approx(np.concatenate(changes).mean())
+    spent, tokens = (sum(getattr(r.statistics, name) for r in results) for name in ("divergence_spent", "tokens"))
+    assert points[1].figures["TV of method"][0] == pytest.approx(spent / tokens)
+    assert spent > 0
+    assert [line.endswith(" -") for line in tuning.table(points).splitlines()] == [False, True, False]
 
 
 def test_the_error_of_a_mean_over_prompts_is_its_standard_error() -> None:
     right = np.array([0.0, 1.0, 1.0, 0.0, 1.0])
     ones = np.ones(5)
-    one = Texts(ones, ones, ones, ones, right, ones)
+    one = Texts(ones, ones, ones, ones, ones, ones, right, ones)
     assert with_error(FIGURES["accuracy"], one, one) == pytest.approx((0.6, right.std(ddof=1) / math.sqrt(5)))
 
 
@@ -297,7 +302,7 @@ def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(tune: Run, pa
     code, out, err = tune("--quality-loss", "0.1", "--method", "block,mtad")
     assert code == 0, err
     lines = out.splitlines()
-    for head in ("tokens/s", "perplexity x sample", "distinct-2 x sample", "tokens per pass"):
+    for head in ("tokens/s", "perplexity x sample", "distinct-2 x sample", "tokens per pass", "TV of filters"):
         assert head in lines[0]
     assert sorted(line.split()[:2] for line in lines[1:3]) == [["block", "2"], ["block", "4"]]
     assert lines[-1].startswith("changed to ") == ((pair / "pair.json").read_bytes() != before)

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from mtad.params import DecodingParams
 from runtime import LLM
-from scripts.evaluation.total_variation import law_change, variation
+from runtime.tuning.measure import law_change, variation
 
 SQUARES = np.array([0.25, 0.09, 0.0225, 0.0025])
 SHARP = float(np.abs(SQUARES / SQUARES.sum() - [0.5, 0.3, 0.15, 0.05]).sum() / 2)
