@@ -13,8 +13,6 @@ from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from engines.base import KV_PAGE, Engine, EngineSpec, input_shapes
 from engines.kinds import ATTENTION, FORMATS, PRECISIONS
 from engines.memory import format_bytes
@@ -166,6 +164,8 @@ def _check_graph(path: Path, spec: EngineSpec) -> None:
     Raises:
         InvalidInput: they differ, so that memory for other sizes would be bound to the graph.
     """
+    import onnx  # which a folder of another kind is opened without
+
     graph = onnx.load(path, load_external_data=False).graph
     values = [*graph.input, *(value for value in graph.output if value.name == "logits")]
     found = {v.name: tuple(dim.dim_param or dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}

@@ -59,7 +59,7 @@ def attention(run: Run) -> None:
             more = {name: value.to(run.device) for name, value in more.items()} | {"scaling": 0.3}
             ours, again = (AttentionInterface()[KERNEL](None, query, *pool, **more)[0] for _ in range(2))
             held = gathered(pool, more["page_table"]).nan_to_num(0.0).double()
-            exact = AttentionInterface()[NAME](None, query.double(), *held, more["mask"], more["scaling"])[0]
+            exact = AttentionInterface()[NAME](None, query.double(), *held, more["attention_mask"], more["scaling"])[0]
             name = f"{dtype}, {KV_HEADS} x {group} heads of {size}, {steps} tokens"
             run.compare(name, float(((ours - exact).abs() / (1 + exact.abs())).max()), allowed, "of 1 + size")
             run.compare(f"{name}, once more", float((ours != again).sum()), 0, "outputs differ")
@@ -82,7 +82,7 @@ def random_step(starts: Sequence[int], group: int, size: int, steps: int) -> tup
     pool = torch.empty_like(ordered := columns.flatten(2, 3))
     pages = torch.randperm(rows * LENGTH // KV_PAGE, generator=made)
     by_page(pool)[:, :, pages] = by_page(ordered)
-    more = {"mask": mask, "write_at": torch.tensor(starts), "page_table": pages.int().view(rows, -1)}
+    more = {"attention_mask": mask, "write_at": torch.tensor(starts), "page_table": pages.int().view(rows, -1)}
     return query, pool, more
 
 

@@ -103,10 +103,13 @@ def test_the_committed_pair_has_the_recipes_shape_and_went_through_all_its_steps
     assert words.chat_template == TEMPLATE
 
 
+CHAT = [{"role": "user", "content": "How many?"}]
+
+
 def test_a_thought_names_what_its_query_needs_and_stands_between_tokens_of_its_own() -> None:
     words, made = think.vocabulary(), think.groups(5)
     assert words("<think></think>")["input_ids"] == [len(words) - 2, len(words) - 1]
-    talk = words.apply_chat_template([], tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    talk = words.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     assert talk.endswith("<|assistant|><think></think>")
     for _ in range(8):
         schema, pairs = next(made)

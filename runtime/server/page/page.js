@@ -438,7 +438,7 @@ async function race(signal) {
   lanes.forEach((lane) => { lane.frames = []; });
   lanes[0].beams = width(body);
   await lanes[0].decode(path, body, signal);
-  await lanes[1].decode(path, { ...body, method: PLAIN, thinking_method: PLAIN }, signal);
+  await lanes[1].decode(path, { ...body, method: PLAIN, thinking_method: given.thinking_method && PLAIN }, signal);
   verdict();
   at("replay").hidden = false;
   at("replay").textContent = slowed() > 1 ? `Replay, slowed down ${slowed()} times` : "Replay";
