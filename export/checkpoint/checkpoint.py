@@ -137,8 +137,9 @@ class Checkpoint:
         return model
 
     def _unpacked(self, dtype: torch.dtype | str) -> PreTrainedModel:
-        model, weights = AutoModelForCausalLM.from_config(self.config, dtype=dtype), self._stored()
+        weights = self._stored()
         assert weights is not None
+        model = AutoModelForCausalLM.from_config(self.config, dtype=dtype, trust_remote_code=False)
         model.load_state_dict({name: weights(name) for name in model.state_dict()})
         return model
 

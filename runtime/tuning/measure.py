@@ -183,10 +183,7 @@ def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]
 
 @torch.inference_mode()
 def law_change(llm: LLM, prompt: Sequence[int], tokens: Sequence[int], params: DecodingParams) -> Floats:
-    """How far temperature and filters change the target's law at each token of an answer, float64 [tokens].
-
-    Penalties, biases and constraints do not count; see `variation`. `llm` is idle, and for this call alone.
-    """
+    """`variation` of the target's law at each token of an answer, float64 [tokens]; `llm` is idle."""
     if (params.temperature, params.top_k, params.top_p, params.min_p) == (1, 0, 1, 0):
         return np.zeros(len(tokens))
     target, first, step = llm.loop.caches.target, len(prompt) - 1, llm.config.max_prefill_tokens
@@ -200,7 +197,8 @@ def law_change(llm: LLM, prompt: Sequence[int], tokens: Sequence[int], params: D
 def variation(logits: Tensor, params: DecodingParams) -> Floats:
     """Total variation between the law of logits, float32 [n, V], and what temperature and filters make of it: [n].
 
-    It is half the sum over the vocabulary of |p_T - p|, and so what p_T has beyond p.
+    It is half the sum over the vocabulary of |p_T - p|, and so what p_T has beyond p. Penalties, biases and constraints
+    do not count.
     """
     row, vocab = stack_rows([replace(params, method="sample")], logits.shape[1])[0], logits.shape[1]
     ids, log_p, changes = np.empty(vocab, np.int32), np.empty(vocab, np.float32), list[float]()

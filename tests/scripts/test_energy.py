@@ -81,4 +81,4 @@ def test_a_machine_without_a_driver_reports_no_energy_and_why(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "zeus.device", None)
     meter = EnergyMeter()
     assert not meter.available
-    assert meter.name == "none (NVML: NVML Shared Library Not Found; zeus is not installed (extra energy))"
+    assert meter.name == "none (NVML: NVML Shared Library Not Found; zeus is not installed)"
