@@ -161,10 +161,11 @@ class DecodingLoop:
         accepted = [len(tokens) - 1 for tokens in block.tokens]
         judged = zip(block.drafted_levels, block.finite, params, strict=True)
         drafted = [count if ok and p.uses_model else 0 for count, ok, p in judged]
-        catch_up, drawn, found = self._catch_up_seconds, any(p.uses_model for p in params), any(drafts)
-        self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, alone and (drawn or not found))
+        catch_up, auxiliary_ran = self._catch_up_seconds, any(p.uses_model for p in params)
+        plain = alone and (auxiliary_ran or not any(drafts))  # what was looked up makes a block no planner's
+        self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, plain)
         tokens = [own if kept else [] for own, kept in zip(block.tokens, is_kept, strict=True)]
-        self.lookups.observe(requests, drafts, tokens, seconds, alone and not drawn)
+        self.lookups.observe(requests, drafts, tokens, seconds, alone and not auxiliary_ran)
         return block
 
     def _run_each_alone(self, requests: Sequence[Request], error: Exception) -> None:

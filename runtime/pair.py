@@ -124,8 +124,8 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
     specs = {name: read_spec(folder / name) for name in values["engines"]}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
-    for name, (ours, theirs) in {n: (getattr(target, n), getattr(auxiliary, n)) for n in ("rows", "capacity")}.items():
-        if ours != theirs:
+    for name in ("rows", "capacity"):
+        if (ours := getattr(target, name)) != (theirs := getattr(auxiliary, name)):
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
     if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import tempfile
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from engines.base import KV_PAGE, EngineSpec
+from engines.placement import versions
 from engines.tensorrt_llm.cache import spare_pages
 from engines.tensorrt_llm.library import RELEASE
 from engines.tensorrt_plan import TensorRtPlan, current_gpu, load_runtime
@@ -46,10 +46,7 @@ def plan_for(spec: EngineSpec, checkpoint: Checkpoint) -> TensorRtPlan:
         raise InvalidInput(name, source, f"{problem}; use --to torch")
     if (window := getattr(config, "sliding_window", None)) is not None and window < spec.capacity:
         raise InvalidInput(name, source, f"a sliding window of {window}: TensorRT-LLM has no kernel for its trees")
-    try:
-        found: str | None = version("tensorrt-llm")
-    except PackageNotFoundError:
-        found = None
+    found = versions("tensorrt-llm").get("tensorrt-llm")
     if found is None or found.partition("+")[0] != RELEASE or shutil.which("trtllm-build") is None:
         problem = f"release {RELEASE} builds plans, with trtllm-build on PATH; install 'mtad[tensorrt-llm]'"
         raise InvalidInput("tensorrt-llm", found, f"{problem} in an environment of its own (docs/tensorrt-llm.md)")

@@ -61,6 +61,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.format == WORKER:
+        for name in (*OPTION_FIELDS, "calibration", "compute_capabilities", "overwrite", "dry_run"):
+            if value := getattr(options, name, None):
+                raise InvalidInput(name, value, f"--to {WORKER} makes no engines; leave it out")
         _write_worker(options.pair, options.target, options.auxiliary, options.defaults)
         return
     asked = ExportOptions(**given_options(options, ExportOptions))

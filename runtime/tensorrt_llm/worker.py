@@ -15,6 +15,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ import yaml
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engines.placement import versions
 from mtad.device.rules import joint, likeliest
 from mtad.device.tables import draw
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.tensorrt_llm.compat import WORKER, load
 
+WORKER = "1.4.0rc1"
+"""The release that this is written for: parameters differ between releases."""
 INTERFACE, SERVE = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm.commands.serve"
 API, PROCESS = "tensorrt_llm.llmapi", "tensorrt_llm.llmapi.utils"
 SEAM, CALLER = "rejection_sampling_one_model", "_sample_and_accept_draft_tokens_rejection"
@@ -83,13 +86,32 @@ def install(config: Path) -> dict[str, Any]:
         problem = "ranks are processes of their own, which would decide by the library's rule; give 1"
         raise InvalidInput("tensor_parallel_size", values["tensor_parallel_size"], problem)
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
-    if not load(PROCESS, WORKER).enable_worker_single_process_for_tp1():
+    if not load(PROCESS).enable_worker_single_process_for_tp1():
         problem = "not 1 when it was read; set it to 1, so that the model is in this process"
         raise InvalidInput("TLLM_WORKER_USE_SINGLE_PROCESS", os.environ["TLLM_WORKER_USE_SINGLE_PROCESS"], problem)
-    interface = load(INTERFACE, WORKER)
+    interface = load(INTERFACE)
     check_contract(interface)
     setattr(interface, SEAM, accept_by(threshold))
     return values
+
+
+def load(name: str) -> Any:
+    """Import a module of the library, in the release `WORKER` alone.
+
+    Raises:
+        InvalidInput: the library is not installed, is another release, or cannot be loaded on this machine.
+    """
+    found = versions("tensorrt-llm").get("tensorrt-llm")
+    remedy = f"pip install tensorrt-llm=={WORKER} from NVIDIA's package index (docs/tensorrt-llm.md)"
+    if found is not None and found.partition("+")[0] != WORKER:  # a suffix names a build of the same release
+        raise InvalidInput("tensorrt-llm", found, f"another release than what this is written for; {remedy}")
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        problem = "not installed" if error.name == "tensorrt_llm" else f"{error.name} is missing"
+        raise InvalidInput("tensorrt-llm", found, f"{problem}; {remedy}") from error
+    except Exception as error:  # its libraries' own: a driver, CUDA or MPI that is not there
+        raise InvalidInput("tensorrt-llm", found, f"cannot be loaded on this machine: {error}") from error
 
 
 def open_llm(model: str, auxiliary: str, params: DecodingParams) -> Any:
@@ -100,7 +122,7 @@ def open_llm(model: str, auxiliary: str, params: DecodingParams) -> Any:
     """
     with tempfile.TemporaryDirectory() as temporary:
         (path := Path(temporary, "worker.yaml")).write_text(yaml.safe_dump(worker_config(model, auxiliary, params)))
-        return load(API, WORKER).LLM(**install(path))
+        return load(API).LLM(**install(path))
 
 
 def worker_config(model: str, auxiliary: str, params: DecodingParams) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import torch
 
 from engines.folder import open_engine
 from engines.onnx.providers import check_cuda
+from engines.placement import versions
 from engines.tensorrt_llm.library import RELEASE
 from engines.tensorrt_plan import load_runtime
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import ROLES
-from runtime.tensorrt_llm.compat import WORKER, installed
-from runtime.tensorrt_llm.worker import open_llm
+from runtime.tensorrt_llm.worker import WORKER, open_llm
 from scripts.gpu import models
 from scripts.gpu.correct import PROMPTS, compare_logits
 from scripts.gpu.run import Run, Skip
@@ -34,8 +34,8 @@ def exported(run: Run) -> None:
     format = "onnx" if run.check == "onnxruntime" else run.check
     try:
         check_cuda() if format == "onnx" else load_runtime(format)
-        if format == "tensorrt-llm" and not (installed() or "").startswith(RELEASE):
-            raise Skip(f"needs tensorrt-llm {RELEASE}; installed: {installed() or 'none'}")
+        if format == "tensorrt-llm":
+            _require(RELEASE)
     except InvalidInput as refused:
         raise Skip(refused.problem) from None
     from export.pair import export_pair
@@ -61,8 +61,7 @@ def exported(run: Run) -> None:
 
 def tensorrt_llm(run: Run) -> None:
     """Our acceptance in TensorRT-LLM 1.4: greedy texts are those that the demo pair gives here."""
-    if not (installed() or "").startswith(WORKER):
-        raise Skip(f"needs tensorrt-llm {WORKER}; installed: {installed() or 'none'}")
+    _require(WORKER)
     greedy = DecodingParams(method="mtad", beam_width=1, temperature=0.0, ignore_eos=True, max_tokens=32)
     ours = models.open_llm(models.demo_pair(run.device), captured=True).generate(PROMPTS, greedy)
     sampling = import_module("tensorrt_llm").SamplingParams(max_tokens=32, ignore_eos=True)
@@ -70,3 +69,9 @@ def tensorrt_llm(run: Run) -> None:
     pairs = zip(ours, llm.generate(prompts, sampling), strict=True)
     differ = sum(one.token_ids != list(answer.outputs[0].token_ids) for one, answer in pairs)
     run.compare("TensorRT-LLM = here, greedy", differ, 1, f"of {len(PROMPTS)} texts differ")
+
+
+def _require(release: str) -> None:
+    found = versions("tensorrt-llm").get("tensorrt-llm", "none")
+    if not found.startswith(release):
+        raise Skip(f"needs tensorrt-llm {release}; installed: {found}")

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from engines.tensorrt_llm.library import RELEASE
-from runtime.tensorrt_llm.compat import WORKER
+from runtime.tensorrt_llm.worker import WORKER
 from scripts.paths import ROOT
 from scripts.resolve import ENVIRONMENTS, EXTRAS, FOLDER, required
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.tensorrt_llm import compat
 from runtime.tensorrt_llm import worker as ours
 
 STRICT = torch.empty(0), torch.empty(0)
@@ -126,7 +125,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         module = ModuleType(name)
         module.__dict__.update(values.get(name, {}))
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(compat, "installed", lambda: "1.4.0rc1")
+    monkeypatch.setattr(ours, "versions", lambda name: {name: "1.4.0rc1"})
     monkeypatch.setattr("runpy.run_module", lambda name, run_name: said.served.append((name, list(sys.argv))))
     monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     monkeypatch.setattr(sys, "argv", sys.argv)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -74,7 +73,7 @@ def install(monkeypatch: pytest.MonkeyPatch, release: str = "1.2.1", gpu: Gpu | 
     models.LLaMAForCausalLM = FakeLlama  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorrt_llm", ModuleType("tensorrt_llm"))
     monkeypatch.setitem(sys.modules, "tensorrt_llm.models", models)
-    monkeypatch.setattr(build, "version", lambda name: release if name == "tensorrt-llm" else metadata.version(name))
+    monkeypatch.setattr(build, "versions", lambda name: {name: release} if release else {})
     monkeypatch.setattr(build, "load_runtime", lambda _: fake_tensorrt_llm)
     monkeypatch.setattr(build, "current_gpu", lambda: gpu)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")

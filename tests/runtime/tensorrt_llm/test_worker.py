@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.tensorrt_llm import compat
 from runtime.tensorrt_llm import worker as ours
 from tests.support import fake_spec_worker as fake
 from tests.support.commands import Outcome, Run
@@ -179,6 +178,16 @@ def test_what_the_worker_cannot_do_is_refused(
     assert f"{field} = " in outcome.err
 
 
+@pytest.mark.parametrize("option", [("--rows", 4), ("--precision", "int4"), ("--revision", "main"), ("--dry-run",)])
+def test_an_option_of_engines_is_refused_where_none_are_made(
+    option: tuple[Any, ...], checkpoints: tuple[Path, Path], run: Run, tmp_path: Path
+) -> None:
+    given = ["--target", checkpoints[0], "--auxiliary", checkpoints[1], "--to", "tensorrt-llm-worker", *option]
+    outcome = run("export", tmp_path / "worker", *given)
+    assert (outcome.code, list(tmp_path.iterdir())) == (2, [])
+    assert "leave it out" in outcome.err
+
+
 def test_models_in_other_processes_are_refused(library: SimpleNamespace, tmp_path: Path) -> None:
     config = tmp_path / "worker.yaml"
     config.write_text(yaml.safe_dump(ours.worker_config("t", "a", PARAMS) | {"tensor_parallel_size": 2}))
@@ -211,7 +220,7 @@ def test_what_the_library_has_changed_is_named(library: SimpleNamespace, monkeyp
 
 @pytest.mark.usefixtures("library")
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "installed", lambda: "1.4.0")
+    monkeypatch.setattr(ours, "versions", lambda name: {name: "1.4.0"})
     with pytest.raises(InvalidInput, match=r"1\.4\.0.*another release.*tensorrt-llm==1\.4\.0rc1"):
         ours.open_llm("target", "auxiliary", PARAMS)
 
