@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 QUICK_SECONDS, SECONDS = 0.05, 2.0
 """Processor time that a trial may take. Grammars of a few hundred rules and chats take less than the first. What is
-slower is tried again, behind others of its kind and where no other thread would run, so that nothing quick and no text
-waits for it."""
+slower is tried again, behind others of its kind, so that nothing quick waits for it; a grammar only where no other
+thread would run, since each client may bring its own."""
 STACK = 2**20
 """Bytes of a trial's stack. The parent's threads have 2 or 8 MiB, so what compiles here compiles there."""
 MEMORY = 192 * 2**20

@@ -93,15 +93,16 @@ class Trials:
 
 
 class Pool:
-    """Two processes: one for what is quick, and one that gives way, for what was not.
+    """Two processes: one for what is quick, and one for what was not.
 
     Args:
         doing, settings: as for `Trials`.
+        gives_way: whether the second runs only where no other thread would, so that it may starve.
     """
 
-    def __init__(self, doing: str, settings: Callable[[], dict[str, object]]) -> None:
+    def __init__(self, doing: str, settings: Callable[[], dict[str, object]], gives_way: bool = True) -> None:
         self.quick = Trials(doing, settings, trial_process.QUICK_SECONDS)
-        self.slow = Trials(doing, settings, trial_process.SECONDS, gives_way=True)
+        self.slow = Trials(doing, settings, trial_process.SECONDS, gives_way)
         self._threads = ThreadPoolExecutor(1, "mtad-quick"), ThreadPoolExecutor(1, "mtad-slow")
 
     def run(self, work: Callable[[Trials], T]) -> T:

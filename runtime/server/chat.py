@@ -30,7 +30,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None, pair: str) -> None:
         self._tokenizer, self._source, self._pair = tokenizer, source, pair
-        self.pool = Pool("the chat template", self._settings)
+        self.pool = Pool("the chat template", self._settings, gives_way=False)
 
     @property
     def available(self) -> bool:
