@@ -243,6 +243,7 @@ async def test_closing_without_draining_cancels(llm: LLM) -> None:
     engine = AsyncLLM(llm)
     engine.start()
     streams = [await engine.submit(prompt, LONG) for prompt in PROMPTS]
+    await asyncio.to_thread(until, lambda: gate.holds)
     closing = asyncio.create_task(engine.close(drain=False))
     await asyncio.to_thread(until, lambda: engine.state == "cancelling")
     gate.open()

@@ -248,6 +248,7 @@ def test_what_does_not_end_while_draining_is_cancelled(twice: bool, plain: LLM) 
         stream = server.client.completions.create(stream=True, **LONG)
         gate.let(1)
         next(stream)
+        until(lambda: gate.holds)
         server.drain()
         if twice:
             server.drain()

@@ -262,6 +262,7 @@ def test_stopping_ends_every_request_with_an_answer(plain: LLM) -> None:
             service.submit(LONG, client)
         gate.let(1)
         until(lambda: any(client.parts for client in clients))
+        until(lambda: gate.holds)  # else it may have stopped before anything saw it cancel
         stopping = threading.Thread(target=service.stop)
         stopping.start()
         until(lambda: service.engine.state == "cancelling")
