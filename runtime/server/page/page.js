@@ -6,11 +6,13 @@ const LEFT_OUT = ["n", "top_logprobs", "prompt_logprobs"];
 const GROUPS = [
   ["Output", ["max_tokens", "min_tokens", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "skip_special_tokens", "ignore_eos", "draft_details"]],
-  ["What to draft", ["method", "draft_len", "beam_width", "branching", "draft_confidence"]],
+  ["What to draft", ["method", "draft", "draft_len", "beam_width", "branching", "draft_confidence"]],
   ["What to accept", ["accept_threshold", "divergence", "plausible", "relaxed_topk"]],
+  ["Thoughts", ["thinking_method", "thinking_threshold", "thinking_divergence", "thinking_tags",
+    "thinking_token_budget"]],
   ["Filters", []], // and whatever is in no other group
 ];
-const SHOWN_ORDER = ["What to draft", "What to accept", "Filters", "Output"];
+const SHOWN_ORDER = ["What to draft", "What to accept", "Filters", "Output", "Thoughts"];
 
 const CARS = "Table car, columns = [*, car_id, name, founded, street, year, maker_id]\n"
   + "Table maker, columns = [*, maker_id, name, color, wins, points]\nForeign_keys = [car.maker_id = maker.maker_id]\n";
