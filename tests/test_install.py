@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from tests.support.pages import blocks
 from tests.support.pages import commands as commands_of
 from tests.support.paths import ROOT
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, STARTING, until
 
 PACKAGES = ("engines", "export", "mtad", "runtime")
 
@@ -34,7 +34,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=STARTING,
     )
     assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
     return ran
@@ -131,7 +131,7 @@ def assert_serves(text: str, folder: Path) -> None:
             return False
 
         try:
-            until(answers)
+            until(answers, STARTING)
         finally:
             server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE) == 0

@@ -16,6 +16,7 @@ import pytest
 
 import mtad
 from tests.support.block_digest import digests, requests, run_block
+from tests.support.waiting import PATIENCE
 
 REPOSITORY, PACKAGE = Path(__file__).parents[2], Path(mtad.__file__).parent
 FOLDER = "from mtad.compiled import cache_folder\nprint(cache_folder())\nprint(cache_folder())"
@@ -43,7 +44,7 @@ def test_blocks_are_the_same_on_two_threads_at_once_and_in_a_fork(blocks: list[s
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda _: digests(), range(2))) == [blocks, blocks]
     with multiprocessing.get_context("fork").Pool(1) as forked:
-        assert forked.apply_async(digests).get(timeout=60) == blocks
+        assert forked.apply_async(digests).get(timeout=PATIENCE) == blocks
 
 
 def test_forbidden_tokens_count_as_those_that_a_filter_removes() -> None:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.support.commands import Run, assert_refused
 from tests.support.paths import ROOT
+from tests.support.waiting import PATIENCE, until
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
@@ -72,15 +72,14 @@ def test_a_file_is_not_called_a_missing_folder(run: Run, command: str, template:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.4, 1.2])
-def test_an_interrupt_while_libraries_load_is_one_line(seconds: float, tmp_path: Path) -> None:
+def test_an_interrupt_while_libraries_load_is_one_line(tmp_path: Path) -> None:
     demo = ROOT / "scripts" / "demo" / "pair"
     words = ("export", tmp_path / "pair", "--target", demo / "target", "--auxiliary", demo / "auxiliary")
     command = [sys.executable, "-m", "runtime.commands.main", *map(str, words)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(seconds)
+        until(lambda: "libtorch_python" in Path(f"/proc/{process.pid}/maps").read_text())
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130
     assert re.fullmatch(r"mtad( export)?: interrupted\n", said), said
     assert list(tmp_path.iterdir()) == []

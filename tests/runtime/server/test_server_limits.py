@@ -149,6 +149,7 @@ def test_a_dropped_connection_frees_its_row_by_the_next_block(stream: bool, plai
             (request,) = scheduler.running
             if stream:
                 assert b"data: {" in received(connection, b"data: {"), "the server hung up"
+            until(lambda: gate.holds)
         until(lambda: server.leaving == 1)
         gate.let(1)  # the pass that it is in
         until(lambda: totals.requests["cancelled"] == 1)
@@ -172,6 +173,7 @@ def test_a_client_that_leaves_while_its_prompt_is_made_an_echo_is_not_served(
         body = json.dumps({"model": MODEL, "prompt": "S", "echo": True, "max_tokens": 150, "ignore_eos": True}).encode()
         with connected(server, BEGIN + b"content-length: %d\r\n\r\n" % len(body) + body):
             assert begun.wait(PATIENCE)
+            until(lambda: gate.holds)
         try:
             until(lambda: server.leaving == 1)
         finally:

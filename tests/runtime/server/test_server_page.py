@@ -181,6 +181,7 @@ def test_stopping_cancels_the_request(plain: LLM, browser: Browser) -> None:
         until(lambda: server.statistics["running"] + server.statistics["waiting"] == 1)
         gate.let(20)
         expect(page.locator("#drafted .token").nth(3)).to_be_attached()
+        until(lambda: gate.holds)
         page.click("#stop")
         until(lambda: server.leaving == 1)
         gate.open()

@@ -92,6 +92,7 @@ def test_requests_are_counted_while_they_run_and_wait(plain: LLM) -> None:
         now = scrape(server)
         assert now["mtad_requests_running"] == now["mtad_kv_rows_used"] == now["mtad_kv_rows"] == rows
         assert now["mtad_queue_length"] == 6 - rows
+        until(lambda: gate.holds)
         stream.close()
         until(lambda: server.leaving == 6)
         gate.open()
@@ -191,6 +192,7 @@ def test_a_client_that_leaves_is_in_the_trace(plain: LLM, exporter: InMemorySpan
         stream = server.client.completions.create(stream=True, **asked)
         gate.let(1)
         next(stream)
+        until(lambda: gate.holds)
         stream.close()
         until(lambda: server.leaving == 1)
         gate.open()
