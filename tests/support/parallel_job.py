@@ -1,10 +1,12 @@
-"""What torchrun runs on every rank for the tests of tensor parallelism: a function of this file and its arguments."""
+"""What torchrun runs on two ranks: logits of shards, texts of a sharded pair, and what becomes of a rank that hangs.
+
+Given are a pair's folder, and folders of checkpoints.
+"""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +42,7 @@ def families(*folders: str) -> None:
         assert shard.weights < whole, folder
         if name != "Phi3ForCausalLM":  # its plan shards the weights of attention, but not the heads
             assert shard.engine.spec == replace(spec, kv_heads=spec.kv_heads // 2), folder
+    dist.destroy_process_group()
 
 
 def course(llm: LLM) -> list[list[int]]:
@@ -65,8 +68,8 @@ def course(llm: LLM) -> list[list[int]]:
     return [request.tokens for request in requests]
 
 
-def pair(folder: str) -> None:
-    """A sharded pair decodes as the pair in one process does; at the end the other ranks end by themselves."""
+def pair(folder: str) -> LLM:
+    """A sharded pair that has decoded as the pair in one process does. Returns on rank 0 only."""
     two = LLM(folder, RuntimeConfig(tensor_parallel=2, max_prefill_tokens=32, memory="20MiB"))
     one = LLM(folder, RuntimeConfig(max_prefill_tokens=32, memory="20MiB"))
     assert isinstance(two.pair.target, engine.ParallelEngine)
@@ -77,17 +80,18 @@ def pair(folder: str) -> None:
     # as on a GPU, where a sharded target runs its steps between the parts of a block
     launched = LLM(two.pair, RuntimeConfig(max_prefill_tokens=32), recorder=FakeRecorder())
     assert course(launched) == expected
+    return launched
 
 
-def patient(folder: str) -> None:
-    """Decode until another rank is gone."""
-    engine.TIMEOUT = timedelta(seconds=5)
-    llm = LLM(folder, RuntimeConfig(tensor_parallel=2))
+def main(folder: str, *checkpoints: str) -> None:
+    """At the end, decode until another rank is gone."""
+    families(*checkpoints)
+    llm = pair(folder)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
     while True:
         llm.generate("def", DecodingParams(max_tokens=2))
         print("decoded", flush=True)
 
 
 if __name__ == "__main__":
-    jobs: dict[str, Callable[..., None]] = {"families": families, "pair": pair, "patient": patient}
-    jobs[sys.argv[1]](*sys.argv[2:])
+    main(*sys.argv[1:])

@@ -25,6 +25,7 @@ from engines.parallel.worker import launched_rank
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams
 from tests.support.families import FAMILIES, GROUPED, write_model
+from tests.support.waiting import STARTING
 
 PairFolders = Callable[[str], Path]
 
@@ -42,7 +43,7 @@ def torchrun(*arguments: object) -> subprocess.Popen[str]:
 
 def finished(job: subprocess.Popen[str]) -> str:
     """What a job has printed, once all its ranks have ended without an error."""
-    printed, errors = job.communicate(timeout=1200)
+    printed, errors = job.communicate(timeout=STARTING)
     assert job.returncode == 0, errors
     assert "Traceback" not in errors
     return printed
@@ -50,19 +51,24 @@ def finished(job: subprocess.Popen[str]) -> str:
 
 @sharding
 @pytest.mark.slow
-def test_every_family_with_a_plan_has_the_logits_of_its_checkpoint(tmp_path: Path) -> None:
+def test_shards_have_the_checkpoints_logits_a_pair_its_tokens_and_a_rank_that_hangs_ends_the_job(
+    pair_folders: PairFolders, tmp_path: Path
+) -> None:
+    """Of every family with a plan; of a mixed batch. A rank that has died torchrun notices itself."""
     names = ("llama-3", "mistral", "qwen2", "qwen3", "gemma-2", "gemma-3", "gpt-neox", "phi-3")
     configs: dict[str, PretrainedConfig] = {name: FAMILIES[name](2) for name in names}
     configs["llama-3"].vocab_size = 319  # shards of the head are not of one size
     configs["mixtral"] = MixtralConfig(**GROUPED, num_hidden_layers=2, num_local_experts=4)
     folders = [write_model(tmp_path / name, config) for name, config in configs.items()]
-    finished(torchrun("tests.support.parallel_job", "families", *folders))
-
-
-@sharding
-@pytest.mark.slow
-def test_a_mixed_batch_has_the_tokens_of_one_process(pair_folders: PairFolders) -> None:
-    finished(torchrun("tests.support.parallel_job", "pair", pair_folders("torch")))
+    job = torchrun("tests.support.parallel_job", pair_folders("torch"), *folders)
+    assert job.stdout is not None
+    assert job.stdout.readline() == "decoded\n", job.communicate()[1]
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    (other,) = (int(child) for child in children if "\0RANK=1\0" in Path(f"/proc/{child}/environ").read_text())
+    os.kill(other, signal.SIGSTOP)
+    _, errors = job.communicate(timeout=STARTING)
+    assert job.returncode == 1
+    assert "RankFailed" in errors
 
 
 @sharding
@@ -74,21 +80,6 @@ def test_one_rank_prints_and_all_end(pair_folders: PairFolders) -> None:
     params = DecodingParams(method="mtad", max_tokens=8, seed=2)
     expected = LLM(pair_folders("torch")).generate("def largest", params)
     assert [answer["token_ids"] for answer in answers] == [expected[0].token_ids]
-
-
-@sharding
-@pytest.mark.slow
-def test_a_rank_that_does_not_answer_ends_the_job(pair_folders: PairFolders) -> None:
-    """One that has died torchrun notices itself."""
-    job = torchrun("tests.support.parallel_job", "patient", pair_folders("torch"))
-    assert job.stdout is not None
-    assert job.stdout.readline() == "decoded\n"
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    (other,) = (int(child) for child in children if "\0RANK=1\0" in Path(f"/proc/{child}/environ").read_text())
-    os.kill(other, signal.SIGSTOP)
-    _, errors = job.communicate(timeout=120)
-    assert job.returncode == 1
-    assert "RankFailed" in errors
 
 
 @pytest.mark.parametrize(
