@@ -109,7 +109,7 @@ def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pyte
 @pytest.mark.slow
 @quick_filters()
 def test_a_pair_that_is_opened_once_keeps_one_pool_however_many_runtimes_it_has(pair: Pair) -> None:
-    prompt, short = list(range(3, 140)), replace(PARAMS, max_tokens=20)
+    prompt, short = list(range(3, 140)), replace(PARAMS, max_tokens=8, draft_len=2, beam_width=2)
     engine, tokens = pair.target, []
     assert isinstance(engine.cache, PageCache)
     for _ in range(2):

@@ -100,7 +100,7 @@ PROMPTS = ["SELECT name FROM", "def largest(values):", "S", "where do they live?
 
 
 def params_of(methods: tuple[str, ...]) -> list[DecodingParams]:
-    base = DecodingParams(max_tokens=10, ignore_eos=True, draft_len=4)
+    base = DecodingParams(max_tokens=10, ignore_eos=True, draft_len=3, beam_width=2)
     return [replace(base, method=method, seed=number) for number, method in enumerate(methods)]
 
 

@@ -59,7 +59,14 @@ class Blank(Engine):
         return torch.zeros(len(step.tokens), len(step.keep), self.spec.vocab_size, device=self.device)
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.captured])
+@pytest.mark.parametrize(
+    "method",
+    [
+        name if name == "mtad" else pytest.param(name, marks=pytest.mark.slow)
+        for name, method in METHODS.items()
+        if method.captured
+    ],
+)
 def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
     mode, gpu = fake_gpu()
     params = [DecodingParams(method=method, seed=1), DecodingParams(method="mtad"), DecodingParams(method="block")]

@@ -43,8 +43,8 @@ def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
 def test_what_padded_rows_left_breaks_no_recording_and_no_text(torch_pair: Pair) -> None:
     """Both run on the page that padded rows write, which may hold what is not a number."""
     engines = [engine for engine in (torch_pair.target, torch_pair.auxiliary) if isinstance(engine.cache, PageCache)]
-    methods = ("sample", "speculative", "mtad", "mmtad_sample", "mmtad", "block")
-    base = DecodingParams(max_tokens=6, ignore_eos=True, draft_len=4)
+    methods = ("sample", "block", "mmtad")
+    base = DecodingParams(max_tokens=6, ignore_eos=True, draft_len=2, beam_width=2)
     params = [replace(base, method=m, seed=n, top_k=40 * (n % 2)) for n, m in enumerate(methods)]
     texts = []
     for left in (0.0, math.nan):
@@ -61,7 +61,7 @@ def test_what_padded_rows_left_breaks_no_recording_and_no_text(torch_pair: Pair)
 @pytest.mark.slow
 def test_captured_blocks_of_a_llama_pair_give_the_tokens_of_the_host(torch_pair: Pair) -> None:
     """`LLM` as it runs on a GPU, on memory of the host."""
-    base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
+    base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5, draft_len=3, beam_width=2)
     prompts = ["SELECT name FROM", "def largest(values):", "S", "where do they live? " * 4]
     params = [replace(base, method=m, seed=n) for n, m in enumerate(("mtad", "mmtad", "speculative", "block"))]
     expected = LLM(torch_pair, RuntimeConfig(prefix_tokens=0)).generate(prompts, params)
