@@ -115,6 +115,8 @@ def test_int4_takes_packed_matrices_over_and_rounds_nothing_again(tmp_path: Path
         auxiliary_precision="float32", calibration=calibration,
     )  # fmt: skip
     export_pair(tmp_path / "pair", options)
+    report = json.loads((tmp_path / "pair" / "target" / "quantization.json").read_text())
+    assert (report["text"]["file"], report["text"]["bundled"]) == (calibration.name, False)
     matrices = dequantized(tmp_path / "pair" / "target" / "model.onnx")
     assert len(matrices) == 14
     for name, read in matrices.items():

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 
-from engines.folder import open_engine
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.check import check
-from export.verification.verify import NODES, make_cases, run_engine
+from export.verification.verify import NODES
 from tests.support.commands import Run, assert_refused
 from tests.support.folders import change_json
 
@@ -80,16 +78,6 @@ def test_half_precision_is_within_its_own_tolerance_and_not_within_single(
         assert found.same
         assert 1e-4 < found.error < found.tolerance
     assert not check(half, single, allowed=1e-4).same
-
-
-def test_a_check_makes_the_batches_that_the_export_verified(pair_folders: Callable[[str], Path]) -> None:
-    engine = open_engine(pair_folders("torch") / "target")
-    chain, tree = make_cases(engine.spec, None)
-    assert chain.lengths.tolist() == [37, 9, 21]
-    assert (chain.parents == torch.arange(-1, NODES - 1)).all()
-    assert (tree.parents < torch.arange(NODES)).all()
-    assert (tree.parents != chain.parents).any()
-    assert run_engine(engine, tree).shape == (3 * (NODES + 1), engine.spec.vocab_size)
 
 
 class TestCommand:

@@ -1,4 +1,7 @@
-"""Compiles the Triton kernels for GPUs that need not be here; one JSON line each. Run without TRITON_INTERPRET."""
+"""Compiles the Triton kernels for GPUs that need not be here; one JSON line each. Run without TRITON_INTERPRET.
+
+They are those of attention and layers, and those that filter and draw.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from triton.compiler import ASTSource
 from engines.base import KV_PAGE
 from engines.pytorch import attention_kernels, layer_kernels
 from engines.pytorch.attention import CHUNK, MEMBERS, MIN_SPLIT_COLUMNS, padded, tile
+from mtad.device import filter_kernels, launches, level_kernels
+from mtad.device.tables import BLOCK
 
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 CASES = (
@@ -32,6 +37,21 @@ CASES = (
     ("gate", 120, "bf16", 128, 16),
 )
 """Kernel, compute capability times 10, dtype, head size, queries of a row and KV head."""
+LEVEL = {"WIDTH": 4, "SLOTS": 4, "BEAMS": 4, "FIRST": False}
+LEVEL_CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    ("scan_tables", 90, {}),
+    ("settle_tables", 120, {}),
+    ("draw_level", 90, LEVEL | {"BEAMS": 1, "FIRST": True}),
+    ("draw_level", 100, LEVEL | {"WIDTH": 16, "SLOTS": 16, "BEAMS": 16}),
+)
+"""Kernel, compute capability times 10, constants that are not a vocabulary's of 128,256 tokens."""
+TYPES = {
+    "*i64": "scratch last tokens ways step_tokens positions write_at committed draft_len width top_k",
+    "*i1": "greedy drafted growing ended mask real_row is_end stops_at_eos",
+    "*fp64": "log_q log_confidence",
+    "i32": "row_stride position_stride size chunks level columns capacity",
+}
+SINGLE = "positions level columns capacity row_stride position_stride chunks"
 
 
 def compile_kernel(
@@ -93,6 +113,28 @@ def compile_kernel(
     }
 
 
+def compile_level(name: str, capability: int, constants: dict[str, Any]) -> dict[str, Any]:
+    """Compile as a launch does whose pointers and sizes are multiples of 16."""
+    kernel = getattr(filter_kernels if hasattr(filter_kernels, name) else level_kernels, name)
+    sizes = {"CHUNK": launches.CHUNK, "CHUNKS": 32, "TILE": launches.TILE, "BLOCK": BLOCK, "BLOCKS": 512}
+    every: dict[str, Any] = {**sizes, "LEVELS": 4, **constants}
+    every["COLUMNS"] = min(launches.COLUMNS, launches.CELLS // every.get("SLOTS", 1))
+    kinds = {argument: kind for kind, names in TYPES.items() for argument in names.split()}
+    kinds |= dict.fromkeys(every, "constexpr") | ({} if name == "draw_level" else {"positions": "i32"})
+    signature = {argument: kinds.get(argument, "*fp32") for argument in kernel.arg_names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, argument in enumerate(kernel.arg_names)
+        if signature[argument].startswith("*") or (argument not in SINGLE.split() and not argument.isupper())
+    }
+    every = {key: value for key, value in every.items() if key in kernel.arg_names}
+    count = 16 if name == "settle_tables" else 16 if constants.get("WIDTH", 1) > 16 else 8
+    source = ASTSource(kernel, signature, every, aligned)
+    compiled, seconds = compile_source(source, capability, {"num_warps": count})
+    found = {"seconds": seconds, "shared": compiled.metadata.shared, "warps": count, **resources(compiled.asm["cubin"])}
+    return {"name": name, "capability": capability, **constants, **found}
+
+
 def compile_source(source: ASTSource, capability: int, options: dict[str, Any]) -> tuple[Any, float]:
     """A kernel compiled anew, and the seconds that took."""
     with triton.knobs.compilation.scope():
@@ -118,3 +160,5 @@ def resources(cubin: bytes) -> dict[str, int]:
 if __name__ == "__main__":
     for case in CASES:
         print(json.dumps(compile_kernel(*case)), flush=True)
+    for level in LEVEL_CASES:
+        print(json.dumps(compile_level(*level)), flush=True)
