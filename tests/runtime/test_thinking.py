@@ -51,8 +51,6 @@ def ranks(requests: Sequence[Request]) -> tuple[list[int], np.ndarray]:
 LOSSY: tuple[dict[str, Any], ...] = (
     {"thinking_method": "mtad", "thinking_threshold": 0.0},
     {"thinking_method": "ensemble", "thinking_threshold": 0.0},
-    {"thinking_method": "relaxed"},
-    {"thinking_method": "budget", "thinking_divergence": 1.0},
 )
 BASE = DecodingParams(method="block", draft_len=3, max_tokens=60, top_logprobs=VOCAB, ignore_eos=True)
 

@@ -244,7 +244,7 @@ def _paged(llm: LLM) -> list[OpenVinoEngine]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["speculative", *LOSSLESS])
+@pytest.mark.parametrize("method", LOSSLESS)
 def test_lossless_methods_keep_the_distribution_of_the_target_in_the_fewest_bits(folder: Path, method: str) -> None:
     """Computed as this CPU does by default, in bfloat16 where it can."""
     llm = LLM(folder, RuntimeConfig(threads=1, provider="openvino", kv_cache="u8"))

@@ -46,21 +46,12 @@ DRAWN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("params", DRAWN, ids=lambda p: f"{p.method}-{p.branching}-{p.temperature}")
-@pytest.mark.parametrize("gap", [0, 12, 30])
+@pytest.mark.parametrize("gap", [0, 30])
 def test_texts_are_distributed_as_the_targets(params: DecodingParams, gap: int) -> None:
     """Also where the auxiliary is surer than float32 or float64 can express as 1 - q."""
     pair = sure_pair(23, 4, gap) if gap else mock_pair(11, 4, peak=1.2, noise=0.8)
     law = {text: value for value, text in request_of(pair, params).texts((), 3)}
     assert p_value(generate(pair, [params] * 3000, 4, 3), law) > 1e-4
-
-
-def test_traversal_emits_a_token_as_often_as_the_target_has_it_under_a_sure_auxiliary() -> None:
-    """The auxiliary's other tokens are 18 nats below: in float32, 1 - q is nothing but rounding there."""
-    p = [0.382, 0.3, 0.2, 0.118]
-    after = np.log(p).astype(np.float32), np.array([-18, 0, -18.5, -19], np.float32)
-    params = replace(BASE, method="traversal", branching=(3,), draft_len=1)
-    drawn = generate(Pair(lambda _: after[0], lambda _: after[1]), [params] * 4000, 4, 1)
-    assert p_value(drawn, {(token,): value for token, value in enumerate(p)}) > 1e-4
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.lossless])

@@ -61,9 +61,8 @@ def likely(logits: np.ndarray, top_k: int) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("method", ["speculative", "sample"])
-def test_texts_are_distributed_as_the_constrained_targets(method: str, asked: str) -> None:
-    params = replace(FREE, method=method, top_k=3, max_tokens=LENGTH, **ASKED[asked])
+def test_texts_are_distributed_as_the_constrained_targets(asked: str) -> None:
+    params = replace(FREE, method="speculative", top_k=3, max_tokens=LENGTH, **ASKED[asked])
     pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
     maker = Constrainer(letters(LETTERS), 1 + len(LETTERS), [END])
     running = [Running(pair, params, seed, maker.constraint(seed, params, ())) for seed in range(4000)]
@@ -89,7 +88,7 @@ def test_a_forbidden_token_is_never_emitted(method: str) -> None:
         params = replace(
             FREE, method=method, temperature=temperature, accept_threshold=threshold, max_tokens=9, **asked
         )
-        for seed in range(30):
+        for seed in range(10):
             pair, number = mock_pair(seed, vocab, peak=3.0, noise=1.0), len(running)
             running.append(Running(pair, params, number, maker.constraint(number, params, ())))
     finish(running, vocab, [END])
