@@ -12,7 +12,7 @@ import pytest
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
-from mtad.rows import RATIOS, RULES, stack_rows, top_k_of
+from mtad.rows import RATIOS, RULES, top_k_of
 
 INVALID: dict[str, list[Any]] = {
     "method": ["beams", "", "MTAD"],
@@ -185,29 +185,6 @@ def test_drafts_follow_the_load_only_where_neither_law_nor_a_promised_text_depen
         assert not DecodingParams(method=name, seed=1).follows_load
         assert not DecodingParams(method=name, draft_len=3).automatic
     assert DecodingParams(method="block", seed=1, temperature=0).follows_load
-
-
-def test_a_row_records_what_its_request_asks() -> None:
-    asked = [
-        DecodingParams(method="mmtad", temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, draft_confidence=0.25),
-        DecodingParams(method="sample", temperature=0.0, top_k=0, ignore_eos=True),
-        DecodingParams(method="traversal", branching=(3, 2)),
-        DecodingParams(method="ensemble", temperature=0.0, top_k=10, draft_len=9),
-        DecodingParams(method="relaxed", relaxed_topk=4, accept_threshold=0.0),
-        DecodingParams(method="mtad", accept_threshold=0.0),
-    ]
-    mmtad, sample, traversal, ensemble, relaxed, mtad = stack_rows(asked, 50)
-    assert (mmtad.temperature, mmtad.top_k, mmtad.top_p, mmtad.min_p, mmtad.greedy) == (0.5, 7, 0.8, 0.1, False)
-    assert (sample.temperature, sample.top_k, sample.greedy, sample.draft_len) == (1.0, 1, True, 0)
-    assert (ensemble.temperature, ensemble.top_k, ensemble.greedy, ensemble.draft_len) == (1.0, 10, True, 9)
-    assert [RULES[row.rule] for row in (mmtad, ensemble)] == ["joint.joint", "chain.ensemble"]
-    assert mmtad.threshold == pytest.approx(math.log(0.5))
-    assert (ensemble.threshold, relaxed.threshold, mtad.threshold) == (0.7, 0.0, -math.inf)
-    assert relaxed.relaxed_topk == 4
-    assert (mmtad.log_confidence, relaxed.log_confidence) == (pytest.approx(math.log(0.25)), -math.inf)
-    assert (traversal.draft_len, traversal.width, traversal.tree) == (2, 6, True)
-    assert (ensemble.width, ensemble.reads_draft, mmtad.reads_draft, ensemble.tree) == (1, True, False, False)
-    assert (mmtad.stops_at_eos, sample.stops_at_eos) == (True, False)
 
 
 def test_every_rule_is_a_function_and_every_ratio_one_of_them() -> None:

@@ -17,7 +17,7 @@ from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
-from tests.support.waiting import PATIENCE, Gate, break_steps, own, until
+from tests.support.waiting import PATIENCE, Gate, own, until
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
 BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
@@ -186,19 +186,6 @@ async def test_a_larger_priority_overtakes_those_that_wait(llm: LLM) -> None:
     requests = [stream.requests[0] for stream in streams]
     admitted = [request.arrived + request.statistics.queue_seconds for request in requests]
     assert admitted[3] < admitted[1] < admitted[2] < admitted[0]
-
-
-async def test_a_failing_step_fails_the_requests_it_touched_and_no_other(plain: LLM, llm: LLM) -> None:
-    expected = plain.generate(PROMPTS[1], BASE)[0]
-    break_steps(llm, "the device is gone")
-    async with serving(llm) as engine:
-        first = await engine.submit(PROMPTS[0], BASE)
-        with pytest.raises(RequestFailed, match="the device is gone") as caught:
-            await first.result()
-        assert isinstance(caught.value.__cause__, OSError)
-        result = await (await engine.submit(PROMPTS[1], BASE)).result()
-        assert result.token_ids == expected.token_ids
-    assert llm.loop.totals.requests["error"] == 1
 
 
 async def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_cause(llm: LLM) -> None:

@@ -26,10 +26,8 @@ def test_every_option_is_described_once(config: type) -> None:
     ("values", "field"),
     [
         ({"rows": 0}, "rows"),
-        ({"rows": True}, "rows"),
         ({"rows": "2"}, "rows"),
         ({"threads": 0}, "threads"),
-        ({"max_beam_width": 0}, "max_beam_width"),
         ({"max_waiting": 1.5}, "max_waiting"),
         ({"prefix_tokens": -1}, "prefix_tokens"),
         ({"graphs": None}, "graphs"),

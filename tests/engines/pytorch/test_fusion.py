@@ -19,7 +19,7 @@ from engines.base import KV_PAGE, Step
 from engines.pytorch.fused_layers import ACTIVATIONS, DeferredNorm, JoinedLinear
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import KERNEL, NAME, StepModel, cache_shape, run_once
-from engines.pytorch.layer_ops import Norms, PendingRope, gate, rms_norm, store_columns
+from engines.pytorch.layer_ops import gate, rms_norm
 from engines.pytorch.paged_cache import Rotation
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, GROUPED
@@ -79,6 +79,7 @@ def test_a_layer_launches_at_most_fourteen_kernels(family: str) -> None:
     assert layer.total() <= 14, layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "dtype"), [*((family, torch.float32) for family in FAMILIES), ("llama-3", HALF)])
 def test_a_fused_model_gives_the_logits_of_its_checkpoint(family: str, dtype: torch.dtype) -> None:
     model = random_model(family, 2, dtype)
@@ -192,35 +193,3 @@ def test_gates_are_torchs(dtype: torch.dtype, name: str) -> None:
     values, factor = x.double().chunk(2, -1)
     expected = ACTIVATIONS[name](values) * factor
     torch.testing.assert_close(gate(x, name).double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("offset", [None, 1.0])
-@pytest.mark.parametrize(("heads", "dim", "rotary"), [((4, 2), 32, 32), ((3, 3), 80, 16), ((8, 1), 64, 64)])
-def test_queries_and_keys_are_rotated_as_they_are_stored(
-    heads: tuple[int, int], dim: int, rotary: int, offset: float | None
-) -> None:
-    many, few = heads
-    whole = torch.randn(2, 3, (many + 2 * few) * dim)
-    split = torch.split(whole, [many * dim, few * dim, few * dim], -1)  # views, as joined products give them
-    query, key, value = (x.view(2, 3, -1, dim).transpose(1, 2) for x in split)
-    angle = torch.randn(2, 3, rotary // 2).repeat(1, 1, 2)
-    norms = None if offset is None else Norms(torch.randn(dim), torch.randn(dim), 1e-3, offset)
-    rope = PendingRope(query, key, angle.cos(), angle.sin(), norms)
-    pool, write_at = torch.full((2, few, 2 * 64, dim), 7.0), torch.tensor([5, 61])
-    cache = pool.view(2, few, 2, 64, dim).transpose(1, 2)
-    out = store_columns(key, value, pool[0], pool[1], torch.tensor([[0], [1]], dtype=torch.int32), write_at, rope)
-    expected = []
-    for number, x in enumerate((query, key)):
-        if norms:
-            weight = (norms.query, norms.key)[number]
-            x = torch.nn.functional.rms_norm(x, (dim,), weight + norms.offset, norms.eps)
-        first, second, rest = x[..., : rotary // 2], x[..., rotary // 2 : rotary], x[..., rotary:]
-        cos, sin = (part[:, None, :, : rotary // 2] for part in (rope.cos, rope.sin))
-        expected.append(torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1))
-    assert out is not None
-    torch.testing.assert_close(out, expected[0])
-    for row, at in enumerate(write_at.tolist()):
-        torch.testing.assert_close(cache[0, row, :, at : at + 3], expected[1][row])
-        assert torch.equal(cache[1, row, :, at : at + 3], value[row])
-        cache[:, row, :, at : at + 3] = 7.0
-    assert (cache == 7.0).all(), "nothing else is written"

@@ -158,16 +158,3 @@ def test_on_a_chain_traversal_is_block_verification(pair: str, eos: Tokens) -> N
     for (_, draft, one), (_, same, other) in zip(OneRow(chain, 3).blocks(), OneRow(branches, 3).blocks(), strict=True):
         assert paths_of(draft) == paths_of(same)
         assert emitted(one) == pytest.approx(emitted(other), abs=1e-6)
-
-
-@pytest.mark.parametrize("method", ["speculative", "block"])
-def test_a_rejection_by_rounding_alone_leaves_the_targets_distribution(method: str) -> None:
-    """Where p and q differ in their last digits only, nothing is left of p - q that the token could be drawn from."""
-    p, q = ({0: value, 1: value} for value in (0.5 - 1e-12, 0.5))
-    params = DecodingParams(method=method, draft_len=1)
-    row = OneRow(Request(lambda _: p, lambda _: q, params), 2)
-    tree = row.tree(lambda width: [0.0] * width)
-    kept, bonus = row.judge(tree, [1 - 1e-12])
-    assert kept == ()
-    assert bonus == pytest.approx({0: 0.5, 1: 0.5})
-    assert row.judge(tree, [1 - 1e-11])[0] == (0,)

@@ -165,19 +165,6 @@ def test_both_replicas_answer_what_one_engine_gives(demo: LLM, cluster: Cluster)
     assert all(float(one) > 0 for one in served), "one replica did everything"
 
 
-def test_the_interface_is_the_servers(cluster: Cluster) -> None:
-    assert cluster.call("GET", "/v1/models", key="wrong")[0] == 401
-    assert cluster.call("GET", "/v1/models")[2]["data"][0]["id"] == "demo"
-    status, answer = cluster.complete("x", temperature=-1)
-    assert (status, answer["error"]["param"]) == (400, "temperature")
-    assert cluster.call("GET", "/")[0] == cluster.call("GET", "/openapi.json")[0] == 200
-    assert cluster.call("GET", "/nowhere")[0] == 404
-    status, text = cluster.complete("def", stream=True, max_tokens=20, seed=1)
-    assert status == 200
-    assert text.rstrip().endswith(b"data: [DONE]")
-    assert len(text.split(b"data: ")) > 4
-
-
 def test_prompts_that_begin_alike_go_where_their_prefix_is(cluster: Cluster) -> None:
     beginnings = ["".join(f"def f{index}_{other}(x): return {other}\n" for index in range(24)) for other in range(4)]
     for beginning in beginnings:

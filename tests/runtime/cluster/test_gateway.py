@@ -262,32 +262,6 @@ def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
         _check_resources(ClusterOptions(1, replica_gpus=1.0), {"CPU": 2.0})
 
 
-def test_a_body_is_refused_while_it_is_read_not_by_a_replica() -> None:
-    replicas, sent, read = Replicas(), list[Message](), 0
-    app = Guard(
-        Gateway(replicas, 600.0, reports),
-        ServerOptions("m", max_body_bytes=1000),
-        lambda route, status: None,
-    )
-
-    async def receive() -> Message:
-        nonlocal read
-        read += 400
-        return {"type": "http.request", "body": b"x" * 400, "more_body": True}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    for declared in ([], [(b"content-length", b"4000")]):
-        read = 0
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": declared, "query_string": b""}
-        asyncio.run(app(scope, receive, send))
-        assert json.loads(sent.pop()["body"])["error"]["code"] == "body_too_large"
-        assert sent.pop()["status"] == 413
-        assert read == (0 if declared else 1200), "no more than what shows that it is too large"
-    assert not replicas.calls
-
-
 @pytest.mark.parametrize(
     "body", [b"[" * 100_000, b'{"prompt": ' + b"[" * 100_000, b'{"messages": [' + b"{}," * 300_000 + b"{}]}", b"\xff"]
 )

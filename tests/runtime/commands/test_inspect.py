@@ -49,27 +49,6 @@ class TestInspect:
         found = json.loads(run("inspect", pair).out)
         assert (found["tuned"], found["defaults"]) == (True, {"draft_len": 3})
 
-    @pytest.mark.parametrize(
-        ("format", "name", "damage", "words"),
-        [
-            ("torch", "pair.json", lambda data: b"{}", "not a valid description"),
-            ("torch", "target/tokenizer.json", lambda data: b"{}", "tokenizer cannot be loaded"),
-        ],
-    )
-    def test_a_damaged_folder_is_one_line(
-        self,
-        run: Run,
-        pair_folders: Callable[[str], Path],
-        tmp_path: Path,
-        format: str,
-        name: str,
-        damage: Callable[[bytes], bytes],
-        words: str,
-    ) -> None:
-        pair = Path(shutil.copytree(pair_folders(format), tmp_path / "pair"))
-        (pair / name).write_bytes(damage((pair / name).read_bytes()))
-        assert_refused(run("inspect", pair), "inspect", words)
-
     def test_what_is_no_folder_of_ours_is_one_line(self, run: Run, tmp_path: Path) -> None:
         assert_refused(run("inspect", tmp_path / "nowhere"), "inspect", "no such folder")
         assert_refused(run("inspect", tmp_path), "inspect", "no engine.json")

@@ -19,7 +19,6 @@ BAD = [
     ("prompt", "", {}),
     ("prompt", [], {}),
     ("prompt", [5, 300], {}),
-    ("prompt", [-1], {}),
     ("prompt", [True], {}),
     ("prompt", ["a", "b"], {}),
     ("prompt", None, {}),
@@ -27,8 +26,6 @@ BAD = [
     ("prompt", [5] * 192, {"max_tokens": 1}),
     ("prompt", "word " * 1000, {}),
     ("max_tokens", "S", {"max_tokens": 192}),
-    ("draft_len", "S", {"draft_len": 9}),
-    ("beam_width", "S", {"method": "mtad", "beam_width": 9}),
     ("regex", "S", {"regex": "(unclosed", "ignore_eos": False}),
     ("logit_bias", "S", {"logit_bias": {100_000: 1.0}}),
 ]

@@ -62,16 +62,6 @@ def admit(scheduler: Scheduler) -> list[int]:
     return joined
 
 
-def test_requests_join_first_in_first_out_and_fill_rows_from_zero() -> None:
-    scheduler = Scheduler(rows=3, capacity=256)
-    for id in range(5):
-        scheduler.submit(make_request(id))
-    assert admit(scheduler) == [0, 1, 2]
-    assert ids(scheduler.running) == [0, 1, 2]
-    assert ids(scheduler.waiting) == [3, 4]
-    scheduler.check_integrity()
-
-
 def test_a_larger_priority_goes_first_and_equal_ones_keep_their_order() -> None:
     scheduler = Scheduler(rows=6, capacity=256)
     for id, priority in enumerate([0, 5, 0, -1, 5, 9]):
@@ -169,19 +159,6 @@ def test_clients_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         served(scheduler, id % 7)
         assert len(scheduler._accounts) <= 51
     assert "stays" in scheduler._accounts
-
-
-def test_one_request_joins_at_a_time_in_the_row_behind_those_that_run() -> None:
-    scheduler = Scheduler(rows=2, capacity=256)
-    requests = [make_request(id) for id in range(3)]
-    scheduler.submit(*requests)
-    assert scheduler.next() is requests[0]
-    assert scheduler.next() is requests[0], "its prompt is not stored yet"
-    assert ids(scheduler.waiting) == [1, 2]
-    scheduler.join()
-    assert scheduler.next() is requests[1]
-    scheduler.join()
-    assert scheduler.next() is None, "no row is free"
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -6,10 +6,9 @@ import json
 import math
 import re
 from dataclasses import MISSING, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from mtad.methods import METHODS
 from runtime import LLM, DecodingParams
@@ -151,24 +150,6 @@ def test_a_chat_is_the_completion_of_its_rendered_template(plain: LLM, server: L
     assert "".join(delta.content or "" for delta in first) == expected.text
     assert [delta.role for delta in first] == ["assistant"] + [None] * (len(first) - 1)
     assert {chunk.choices[0].index for chunk in chunks} == {0, 1}
-
-
-def test_the_clients_own_accumulation_and_parsing_work(plain: LLM, server: LiveServer) -> None:
-    class Age(BaseModel):
-        age: Literal[7, 42]
-
-    messages: Any = [{"role": "user", "content": "How many"}]
-    asked = {"model": MODEL, "messages": messages, "seed": 5, "max_tokens": 16}
-    with server.client.chat.completions.stream(**asked, logprobs=True, extra_body={"regex": "[a-z]{9}"}) as stream:
-        events = [event.type for event in stream]
-        whole = stream.get_final_completion()
-    params = DecodingParams(seed=5, max_tokens=16, regex="[a-z]{9}")
-    expected = plain.generate("[user] How many\n[assistant] ", params)[0]
-    assert whole.choices[0].message.content == expected.text
-    assert len(whole.choices[0].logprobs.content) == len(expected.token_ids)
-    assert {"content.delta", "content.done", "logprobs.content.done"} <= set(events)
-    parsed = server.client.chat.completions.parse(**(asked | {"max_tokens": 60}), response_format=Age)
-    assert parsed.choices[0].message.parsed.age in (7, 42)
 
 
 def test_a_token_that_is_one_byte_is_told_as_that_byte() -> None:
