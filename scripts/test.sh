@@ -12,5 +12,4 @@ mypy
 if [ "${1:-}" = --fast ]; then
     set -- -m "not slow" "${@:2}"
 fi
-unset PYTHONDONTWRITEBYTECODE  # dozens of processes import the same files
 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
