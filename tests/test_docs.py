@@ -193,6 +193,7 @@ def run_test(test: str, folder: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.slow
 def test_the_example_of_a_new_filter_works(tmp_path: Path) -> None:
     diff, test = (block for block in blocks(ROOT / "CONTRIBUTING.md") if "n_sigma" in block)
     shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))

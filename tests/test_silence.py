@@ -59,6 +59,7 @@ assert all(name in os.environ for name in {VARIABLES})
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
 
 
+@pytest.mark.slow
 def test_openvino_reports_to_a_stub() -> None:
     code = """
 from engines.openvino.graph import load_openvino

@@ -130,6 +130,7 @@ def test_a_pair_without_an_auxiliary_decodes_as_the_target_does(lone: Path, llm:
     alone.loop.check_integrity()
 
 
+@pytest.mark.slow
 def test_a_target_alone_is_exported(run: Run, checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
     target = checkpoints[0]
     asked = run("generate", target, "where do they live? where do", "--max-tokens", 4, "--threads", 1)

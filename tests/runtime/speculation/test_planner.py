@@ -117,7 +117,7 @@ def test_planning_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("rows", [1, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cost", [cpu, gpu])
 def test_never_slower_than_no_draft_and_close_to_the_best_length(
     cost: Callable[[int, int], float], rows: int, rate: float
