@@ -15,7 +15,7 @@ from runtime.constraints import trial_process
 from runtime.constraints.trials import TooSlow, Trials
 from tests.support.hostile import BODIES
 from tests.support.live_server import MODEL, LiveServer, ask, live
-from tests.support.waiting import PATIENCE, own, until
+from tests.support.waiting import PATIENCE, Deadlines, own, until
 
 HELD = "never compiled"
 
@@ -49,12 +49,15 @@ def serves(server: LiveServer) -> None:
 
 
 def test_a_compilation_has_the_time_of_a_request_and_only_its_sender_waits_for_it(
-    plain: LLM, trying: list[str]
+    plain: LLM, trying: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with live(own(plain), request_seconds=2.0) as server:
+    deadlines = Deadlines()
+    monkeypatch.setattr("runtime.server.streaming.asyncio", deadlines)
+    with live(own(plain)) as server:
         asked = ThreadPoolExecutor(1).submit(ask, server, prompt="S", regex=HELD)
         until(lambda: bool(trying))
         serves(server)
+        deadlines.end()
         status, answer = asked.result(PATIENCE)
         assert (status, answer["error"]["code"]) == (504, "timeout")
         serves(server)
