@@ -64,7 +64,7 @@ def texts(asked: dict[str, Any], count: int = 600) -> list[Request]:
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", LOSSY, ids=lambda asked: asked["thinking_method"])
 def test_behind_a_thought_tokens_are_the_targets_own_whatever_the_thoughts_rule(asked: dict[str, Any]) -> None:
-    drawn, law = ranks(texts(asked))
+    drawn, law = ranks(texts(asked, 300))
     assert p_value(drawn, dict(enumerate(law))) > 1e-4
 
 
