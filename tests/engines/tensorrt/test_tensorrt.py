@@ -59,6 +59,9 @@ def tiny(family: str, dtype: torch.dtype) -> tuple[Any, EngineSpec]:
     """A random model of a family, and its specification."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(shallow(family), dtype=dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))  # scores are large enough for a cap to be seen
     sizes: dict[str, Any] = dict(
         zip(("layers", "kv_heads", "head_dim", "vocab_size"), cache_shape(model), strict=True), capacity=256
     )
