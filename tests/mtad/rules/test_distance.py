@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -69,18 +68,6 @@ def test_a_drawn_path_is_as_far_from_the_joint_as_its_draft_lacks_mass(tau: floa
 def test_a_draft_that_holds_every_path_makes_a_drawn_path_lossless() -> None:
     wide = replace(BASE, method="mmtad_sample", accept_threshold=0.0, beam_width=4)
     assert variation(wide, vocab=2) < 1e-6 < 0.01 < variation(replace(wide, beam_width=2), vocab=2)
-
-
-@pytest.mark.parametrize(
-    "asked", [{}, {"top_k": 5, "accept_threshold": 0.1}, {"temperature": 0.0}, {"top_p": 0.7}], ids=str
-)
-def test_a_chain_is_a_tree_of_width_1(asked: dict[str, Any]) -> None:
-    params = [replace(BASE, method=method, beam_width=1, draft_len=4, **asked) for method in ("mtad", "mmtad")]
-    for seed in range(10):
-        rows = [Row(mock_pair(seed, 9, 1.0, 0.5), own, (), (seed, 0)) for own in params]
-        block = run_block(rows, 9, (0,))
-        assert block.tokens[0] == block.tokens[1]
-        assert block.log_probs[0] == block.log_probs[1]
 
 
 @pytest.mark.parametrize("method", ["mmtad", "mmtad_sample"])

@@ -81,12 +81,6 @@ def test_the_end_of_sequence_token_ends_the_text_and_is_not_in_it(tokenizer: Tok
     assert (request.text, request.tokens, reason) == ("xy", tokens[:3], "stop")
 
 
-def test_ignore_eos_goes_on(tokenizer: Tokenizer) -> None:
-    tokens = pieces(tokenizer, "x", "y", EOS, "z")
-    request, _, reason = run(tokenizer, tokens, ignore_eos=True)
-    assert (request.text, request.tokens, reason) == ("xyz", tokens, None)
-
-
 @pytest.mark.parametrize(
     ("text", "stop", "left", "used"),
     [

@@ -5,25 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
-
 from runtime.scheduler.statistics import Histogram, Statistics, Totals
-
-SECONDS = (0.1, 0.2, 0.3)
-
-
-def test_rates_are_what_their_definitions_say() -> None:
-    s = Statistics()
-    assert (s.block_efficiency, s.acceptance_rate) == (0.0, 0.0)
-    s.record_block(drafted=4, accepted=3, tokens=4, seconds=SECONDS)
-    s.record_block(drafted=4, accepted=0, tokens=1, seconds=SECONDS)
-    s.record_block(drafted=0, accepted=0, tokens=1, seconds=SECONDS)
-    assert s.block_efficiency == 6 / 3
-    assert s.acceptance_rate == 3 / 8
-    assert s.draft_seconds == pytest.approx(0.2)  # a block without a draft took no part in drafting
-    assert s.score_seconds == pytest.approx(0.6)
-    assert s.commit_seconds == pytest.approx(0.9)
-    assert json.loads(json.dumps(s.to_dict()))["acceptance_rate"] == 3 / 8
 
 
 def test_a_histogram_counts_each_value_once_below_its_bound() -> None:
