@@ -152,6 +152,11 @@ class Engine(ABC):
         """Where its cache lies."""
         return self.cache.device
 
+    @property
+    def captured_on(self) -> object:
+        """What graphs of its steps stand on beside its weights: when it is another object, they are void."""
+        return self.cache.kv
+
     @abstractmethod
     def step(self, step: Step) -> Tensor:
         """Run `step`, write its keys and values into the cache, and return logits [R, N, V] of the kept positions.

@@ -18,9 +18,8 @@ from torch.nn.functional import pad
 
 from engines.base import INPUTS, Engine, EngineSpec, Step
 from engines.buffers import to_device
-from engines.graphs.runner import prefill_chunks
 from engines.placement import Placement
-from engines.tensorrt.engine import accepted, load_plan
+from engines.tensorrt.engine import accepted, load_plan, prefill_chunks
 from engines.tensorrt_llm.cache import BlockPool, spare_pages
 from engines.tensorrt_llm.inputs import CONTEXT, GENERATION, PlanInputs, check_inputs, packed
 from engines.tensorrt_llm.library import load_plugins

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, Gemma2Config, PreTrainedModel, Qwen
 
 from engines.base import KV_PAGE, Engine
 from engines.cache.paged import by_page, gathered
-from engines.graphs.capture import waits_are_errors
+from engines.capture import waits_are_errors
 from engines.pytorch.attention import require
 from engines.pytorch.hook import KERNEL, NAME
 from export.verification.verify import ancestors_of, expect, random_tree, verify
