@@ -97,7 +97,7 @@ class TensorRTEngine(Engine):
     def enqueue(self, step: Step) -> Tensor:
         """Logits [R, N, V] in new memory: a block reads those of all its levels."""
         (rows, tokens), kept = step.tokens.shape, len(step.keep)
-        if step.first_row == 0 and kept and tokens <= self._plan.decode_tokens:
+        if step.first_row == 0 and kept and not step.is_prompt and tokens <= self._plan.decode_tokens:
             shape = rows, tokens, step.mask.shape[3], kept
             if fresh := shape not in self._contexts:
                 if len(self._contexts) == MAX_CONTEXTS:

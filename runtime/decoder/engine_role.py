@@ -131,7 +131,7 @@ class EngineRole:
         given = to_device([tokens], self.engine.device)
         self.engine.cache.reserve([(start, end)], row)
         with self._recorder.ordered() if self._recorder else nullcontext():
-            return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
+            return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, row, is_prompt=True))
 
     def keep(self, source: Tensor, to: Tensor) -> None:
         """Commit accepted nodes of rows 0 .. R - 1, see `engines.cache.base.KvCache.keep`; given on the host."""

@@ -18,7 +18,7 @@ CACHE = {"target": 2 * 32 * 8 * 128 * 2, "auxiliary": 2 * 16 * 8 * 64 * 2}
 LAYERS = {"target": 32, "auxiliary": 16}
 LEVELS, COLUMNS = 4, 512
 """Of the draft, and columns of the one row's text."""
-KERNELS = {"sample": 482, "speculative": 1534, "mtad": 1466, "mmtad": 1512}
+KERNELS = {"sample": 478, "speculative": 1531, "mtad": 1462, "mmtad": 1508}
 """Launches of a block on the PyTorch path, which `docs/gpu.md` has as well."""
 BANDWIDTH = {"H100": 3.35e12, "Jetson Orin": 0.2048e12}
 """Bytes per second, by the data sheets."""
@@ -52,7 +52,7 @@ PATHS = {
     "TensorRT-LLM plans": Path(plan_kernels(per_layer=9, between=60)),
     "TensorRT plans": Path(plan_kernels(per_layer=8, between=60)),
 }
-"""Each block is one graph. Assumed of plans: 9 and 8 kernels per layer; between their steps, what the PyTorch path has."""
+"""Each block is one graph. Assumed of plans: 9 and 8 kernels per layer, and between steps what the PyTorch path has."""
 
 
 def floor(device: str) -> float:

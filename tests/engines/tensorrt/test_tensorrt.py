@@ -41,6 +41,7 @@ from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
+from runtime.decoder.engine_role import EngineRole
 from runtime.pair import open_pair
 from tests.support import fake_tensorrt
 from tests.support.families import FAMILIES, shallow
@@ -167,6 +168,7 @@ def test_an_exported_pair_holds_plans_and_what_they_are_for(rtx_pair: Path, chec
         files = {file.name for file in (rtx_pair / name).iterdir()}
         assert files == {"engine.json", "model.engine", "tokenizer.json", "tokenizer_config.json"}
         plan = read_spec(rtx_pair / name).plan
+        assert read_spec(rtx_pair / name).capacity == 256 + 128, "and columns that padded rows write"
         assert plan == TensorRtPlan(tensorrt_rtx.__version__, None, TARGETS[:1], 4, 65, 256)
     assert not _export(rtx_pair, checkpoints), "up to date"
     with pytest.raises(InvalidInput, match="holds something else"):
@@ -340,6 +342,7 @@ def opened(folder: Path, spec: EngineSpec) -> TensorRTEngine:
 def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine, reference: LlamaForCausalLM) -> None:
     assert verify(engine, expect(reference, engine.spec)) <= TOLERANCE["float32"]
     assert not engine.cache.kv.any()
+    assert (engine.spec.capacity, engine.cache.kv.shape[4]) == (SPEC.capacity - 128, SPEC.capacity)
 
 
 @pytest.fixture
@@ -418,6 +421,15 @@ def test_a_block_of_plans_is_one_graph_and_gives_the_tokens_of_the_graphs_that_t
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
         assert set(device.blocks.unrecorded) == reasons
     assert recorder.recorded > device.blocks.recorded > 0
+
+
+def test_scored_prompts_take_no_contexts(engine: TensorRTEngine, plain: OnnxRuntimeEngine) -> None:
+    """Their shapes are many; contexts are kept for blocks that may be captured, and are few."""
+    for length in (5, 70, 130):
+        tokens = some_tokens(length, length).tolist()
+        ours, theirs = ([*EngineRole(one, SPEC.vocab_size).logits(0, tokens, 0)] for one in (engine, plain))
+        same(torch.cat(ours), torch.cat(theirs))
+    assert not engine._contexts
 
 
 def test_addresses_are_aligned_as_the_runtime_asks(engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch) -> None:
