@@ -93,6 +93,7 @@ class Step:
         drafted: columns right before `write_at` that hold nodes of the same draft, which `mask` may hide from some
             tokens, of the row with most of them. All columns before those are seen by every token.
         first_row: cache row of the step's row 0; the step runs over rows first_row .. first_row + R - 1.
+        is_prompt: every token sees all before it, whatever the mask says. Such steps have many shapes.
         out: float [R, N, V] of the engine's dtype, where the engine may write the logits (callers go by what `step`
             returns); None for new memory. A step with an `out` is expected to come again in the same memory, so an
             engine may keep what it prepared for those addresses.
@@ -106,6 +107,7 @@ class Step:
     first_row: int = 0
     out: Tensor | None = None
     drafted: int = 0
+    is_prompt: bool = False
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -151,6 +153,11 @@ class Engine(ABC):
     def device(self) -> torch.device:
         """Where its cache lies."""
         return self.cache.device
+
+    @property
+    def captured_on(self) -> object:
+        """What graphs of its steps stand on beside its weights: when it is another object, they are void."""
+        return self.cache.kv
 
     @abstractmethod
     def step(self, step: Step) -> Tensor:

@@ -56,6 +56,7 @@ class Kind:
         drafters: providers on each of which an auxiliary is timed, where this one is asked for; the fastest runs it.
         compiler: the Python module that builds and runs its plans.
         compiles: what its plans are made of.
+        spare_columns: of its rows, behind their capacity: they take what padded rows of captured blocks write.
         ahead_of_time: whether plans are built without a GPU, for the compute capabilities that are given; else on the
             GPU that is to run them.
     """
@@ -74,6 +75,7 @@ class Kind:
     drafters: tuple[str, ...] = ()
     compiler: str = ""
     compiles: Literal["graph", "checkpoint"] = "graph"
+    spare_columns: int = 0
     ahead_of_time: bool = False
 
     @property
@@ -108,7 +110,9 @@ _PLAN = Kind(
     devices=("cpu", "cuda"),  # it runs on a GPU whatever device is given
     dtypes=_ALL,
     precisions=("float16", "float32", "bfloat16", *STATIC),  # the oldest GPUs take float16 alone
+    capturable=True,
     compiler="tensorrt",
+    spare_columns=128,  # pages for the 65 tokens of a step
 )
 KINDS = (
     _GRAPH,
@@ -142,8 +146,8 @@ KINDS = (
         dtypes=("float16", "bfloat16"),
         precisions=("float16", "bfloat16"),
         paged=True,
-        capturable=True,
         compiles="checkpoint",
+        spare_columns=0,
     ),
 )
 

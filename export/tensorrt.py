@@ -16,7 +16,6 @@ from typing import Any
 
 from engines.base import KV_PAGE, EngineSpec, input_shapes
 from engines.folder import cache_folder
-from engines.graphs.runner import StepShape
 from engines.kinds import FORMATS
 from engines.tensorrt_plan import Gpu, TensorRtPlan, current_gpu, load_runtime
 from mtad.errors import InvalidInput
@@ -150,11 +149,11 @@ def profile_shapes(spec: EngineSpec, plan: TensorRtPlan) -> list[dict[str, tuple
     half = max(KV_PAGE, spec.capacity // 2 // KV_PAGE * KV_PAGE)
     long, wide = plan.prefill_tokens, plan.decode_tokens
     ranges = [
-        (StepShape(1, 1, KV_PAGE, 1), StepShape(1, long, half, 1), StepShape(1, long, spec.capacity, long)),
+        ((1, 1, KV_PAGE, 1), (1, long, half, 1), (1, long, spec.capacity, long)),
         (
-            StepShape(1, 1, KV_PAGE, 1),
-            StepShape(-(-plan.decode_rows // 2), min(17, wide), half, min(17, wide)),
-            StepShape(plan.decode_rows, wide, spec.capacity, wide),
+            (1, 1, KV_PAGE, 1),
+            (-(-plan.decode_rows // 2), min(17, wide), half, min(17, wide)),
+            (plan.decode_rows, wide, spec.capacity, wide),
         ),
     ]
     profiles = []

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from tqdm import tqdm
 
-from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder
-from engines.graphs.runner import MAX_GRAPHS
+from engines.capture import MAX_GRAPHS, CudaRecorder, NoRecorder, Recorder
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -87,8 +86,8 @@ class LLM:
                 raise InvalidInput("max_draft_len", config.max_draft_len, problem)
         if recorder is None and device.type == "cuda":
             recorder = CudaRecorder(str(device)) if config.graphs else NoRecorder(str(device))
-        self._auxiliary = EngineRole(pair.auxiliary, pair.vocab_size)
-        self._target = EngineRole(pair.target, pair.vocab_size)
+        self._auxiliary = EngineRole(pair.auxiliary, pair.vocab_size, recorder)
+        self._target = EngineRole(pair.target, pair.vocab_size, recorder)
         host = HostRunner(self._auxiliary, self._target, pair.eos)
         self.blocks: CudaGraphRunner | None = None
         if recorder:

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines.base import Engine
+from engines.capture import MAX_GRAPHS
 from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
-from engines.graphs.runner import MAX_GRAPHS
 from engines.kinds import Kind
 from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary

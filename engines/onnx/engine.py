@@ -14,8 +14,7 @@ from torch import Tensor
 from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.buffers import Arena, LruCache
 from engines.cache.columns import ColumnCache, write_columns
-from engines.graphs.capture import ordered
-from engines.graphs.runner import deliver_logits
+from engines.capture import ordered
 from engines.onnx.binding import Binding, open_session
 from engines.onnx.providers import check_cuda, check_session, cuda_options, load_onnxruntime
 from engines.placement import ONE_CORE, Placement
@@ -59,7 +58,7 @@ class SessionStream:
         return int(self._stream.cuda_stream)
 
     def ordered(self) -> AbstractContextManager[None]:
-        """See `engines.graphs.capture.ordered`."""
+        """See `engines.capture.ordered`."""
         return ordered(self._stream)
 
 
@@ -70,7 +69,7 @@ class OnnxRuntimeEngine(Engine):
     attention is decomposed returns new columns, which are copied.
 
     On a GPU a step runs on the session's own stream, behind what the caller's stream was given before, and the host
-    does not wait for it. Its logits lie where `engines.graphs.runner.deliver_logits` says.
+    does not wait for it. Its logits are new memory on the device of the step's tokens.
 
     Args:
         graph: the file in the folder that is run.
@@ -112,7 +111,7 @@ class OnnxRuntimeEngine(Engine):
 
     def step(self, step: Step) -> Tensor:
         if self._stream is not None:
-            return deliver_logits(self._on_gpu(step, self._stream), step)
+            return self._on_gpu(step, self._stream).to(step.tokens.device)
         return self._on_packed(step) if self._packed else self._on_host(step, self.cache.of(step))
 
     def _on_packed(self, step: Step) -> Tensor:

@@ -1,10 +1,12 @@
-"""TensorRT engine: a plan on the cache that torch owns, drafting and scoring as CUDA graphs. Not executed on a GPU."""
+"""TensorRT engine: a plan on the cache that torch owns. Not executed on a GPU."""
 
 from __future__ import annotations
 
 import logging
 import os
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,6 @@ from torch import Tensor
 from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
 from engines.cache.columns import ColumnCache, write_columns
 from engines.folder import cache_folder
-from engines.graphs.capture import CudaRecorder, NoRecorder, Recorder, Work
-from engines.graphs.runner import GraphRunner, StepShape, deliver_logits, prefill_chunks
 from engines.kinds import FORMATS
 from engines.placement import Placement
 from engines.tensorrt_plan import TensorRtPlan, check_plan, current_gpu, load_runtime
@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 PREFILL, DECODE = 0, 1
 """Optimization profiles of a plan: one row of many tokens; many rows of a tree's tokens."""
-
-MAX_CONTEXTS = 32
-"""Captured steps that are kept. Each has an execution context, whose size TensorRT does not tell."""
+MAX_CONTEXTS = 64
+"""Execution contexts that are kept, one per shape of a step; TensorRT does not tell their size."""
+ALIGNED = 256
+"""Bytes of which addresses are multiples (`NvInferRuntime.h`: setTensorAddress); torch's allocations are."""
 
 
 def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> TensorRTEngine:
@@ -41,20 +42,19 @@ def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> Tenso
     assert spec.plan is not None
     trt = load_runtime(spec.format)
     check_plan(spec.format, spec.plan, str(trt.__version__), current_gpu())
-    device = placement.device if placement.on_gpu else "cuda"
-    return TensorRTEngine(folder, spec, trt, (CudaRecorder if placement.graphs else NoRecorder)(device), device)
+    return TensorRTEngine(folder, spec, trt, placement.device if placement.on_gpu else "cuda")
 
 
 class TensorRTEngine(Engine):
-    """A step is one enqueue, or one replay of its graph, on bound memory.
+    """A step is one enqueue on bound memory, and can be part of a captured block.
 
     `past_*` and `present_*` of a layer are one address, as TensorRT's KVCacheUpdate asks; a plan whose attention is
     decomposed gives the new columns instead, and they are copied into the cache behind it. Steps of the decode profile
-    that keep logits are replayed as CUDA graphs, each with an execution context of its own: a graph holds addresses of
-    its context's state. All contexts share one piece of memory for activations, as no two steps run at once. Other
-    steps, such as prompts, run without a graph with the prefill profile, a row at a time, in chunks that fit it.
+    that keep logits run in an execution context of their shape, because a graph holds addresses of its context's state.
+    All contexts share one piece of memory for activations, as no two steps run at once. Other steps, such as prompts,
+    run with the prefill profile, a row at a time, in chunks that fit it.
 
-    Logits lie where `engines.graphs.runner.deliver_logits` says.
+    The last columns of the plan's static cache take what padded rows write: a row's capacity is so much smaller.
 
     Not executed: what needs a GPU. The calls are tested on a stand-in with the runtime's signatures.
 
@@ -66,15 +66,17 @@ class TensorRTEngine(Engine):
         InvalidInput: more rows than the plan has, or a plan that the runtime does not take.
     """
 
+    capturable = True
     cache: ColumnCache
 
-    def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, recorder: Recorder, device: str) -> None:
+    def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, device: str) -> None:
         plan = spec.plan
         assert plan is not None
         if spec.rows > plan.decode_rows:
             problem = f"the plan was built for {plan.decode_rows} rows; give at most that, or export again"
             raise InvalidInput("rows", spec.rows, problem)
-        super().__init__(spec, ColumnCache(spec, device))
+        capacity = spec.capacity - FORMATS[spec.format].spare_columns
+        super().__init__(replace(spec, capacity=capacity), ColumnCache(spec, device))
         self._plan: TensorRtPlan = plan
         self._trt, (self._runtime, self._engine) = trt, load_plan(trt, folder / "model.engine")
         self._config = self._runtime_config() if FORMATS[spec.format].ahead_of_time else None
@@ -82,48 +84,55 @@ class TensorRTEngine(Engine):
             self._check_aliases()
         size = max(self._engine.get_device_memory_size_for_profile_v2(profile) for profile in (PREFILL, DECODE))
         self._activations = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
-        with recorder.ordered():
-            self._prefill = self._context(PREFILL)
-        limits = (
-            StepShape(1, plan.prefill_tokens, spec.capacity, plan.prefill_tokens),
-            StepShape(spec.rows, plan.decode_tokens, spec.capacity, plan.decode_tokens),
-        )
-        self._new: Tensor | None = None
-        if spec.attention == "decomposed":
-            tokens = max(limit.rows * limit.steps for limit in limits)
-            count = spec.layers * 2 * tokens * spec.kv_heads * spec.head_dim
-            self._new = torch.zeros(count, dtype=spec.torch_dtype, device=device)
-        self.graphs = GraphRunner(self._bind_new, spec, limits, recorder, device, MAX_CONTEXTS)
+        self._prefill, self._contexts = self._context(PREFILL), dict[tuple[int, ...], Any]()
+
+    @property
+    def captured_on(self) -> object:
+        return self._contexts
 
     def step(self, step: Step) -> Tensor:
-        rows, tokens = step.tokens.shape
-        if step.first_row == 0 and len(step.keep) > 0 and tokens <= self._plan.decode_tokens:
-            return deliver_logits(self.graphs.replay(step), step)
-        shape = rows, len(step.keep), self.spec.vocab_size
-        out = torch.empty(shape, dtype=self.spec.torch_dtype, device=step.tokens.device)
-        for chunk, row, kept in prefill_chunks(step, self._plan.prefill_tokens):
-            logits = self.graphs.run(chunk, lambda static: self._bind(static, self._prefill)())
-            if len(kept):
-                out[row, kept] = logits[0].to(out.device)
-        return out
+        placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
+        return self.enqueue(replace(step, **placed)).to(step.tokens.device)
 
-    def _bind_new(self, static: Step) -> Work:
-        return self._bind(static, self._context(DECODE))
+    def enqueue(self, step: Step) -> Tensor:
+        """Logits [R, N, V] in new memory: a block reads those of all its levels."""
+        (rows, tokens), kept = step.tokens.shape, len(step.keep)
+        if step.first_row == 0 and kept and not step.is_prompt and tokens <= self._plan.decode_tokens:
+            shape = rows, tokens, step.mask.shape[3], kept
+            if fresh := shape not in self._contexts:
+                if len(self._contexts) == MAX_CONTEXTS:
+                    self._contexts = {}
+                self._contexts[shape] = self._context(DECODE)
+            return self._run(step, self._contexts[shape], fresh)
+        found = torch.empty(rows, kept, self.spec.vocab_size, dtype=self.spec.torch_dtype, device=self.device)
+        for chunk, row, at in prefill_chunks(step, self._plan.prefill_tokens):
+            logits = self._run(chunk, self._prefill, True)
+            if len(at):
+                found[row, at] = logits[0]
+        return found
 
-    def _bind(self, static: Step, context: Any) -> Work:
-        """Set a context's shapes and addresses to those of a step in static memory; gives its work."""
-        rows, tokens = static.tokens.shape
-        cache = self.cache.of(static)
-        inputs: dict[str, Tensor] = {name: getattr(static, name) for name in INPUTS} | cache_tensors("past", cache)
-        assert static.out is not None
-        outputs, new = {"logits": static.out}, None
-        if self._new is None:
+    def _run(self, step: Step, context: Any, reshaped: bool) -> Tensor:
+        """Enqueue a step on copies of its inputs, which begin at addresses that TensorRT takes.
+
+        Args:
+            reshaped: the context ran a step of another shape before, or none.
+        """
+        spec, (rows, tokens), cache = self.spec, step.tokens.shape, self.cache.of(step)
+        keep = step.keep if len(step.keep) else step.write_at.new_zeros(1)  # a plan keeps a position at least
+        parts = {**{name: getattr(step, name) for name in INPUTS}, "keep": keep}
+        inputs = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}
+        inputs |= cache_tensors("past", cache)
+        outputs, new = {"logits": cache.new_empty(rows, len(keep), spec.vocab_size)}, None
+        if spec.attention == "operator":
             outputs |= cache_tensors("present", cache)
         else:
-            sizes = self.spec.layers, 2, rows, self.spec.kv_heads, tokens, self.spec.head_dim
-            new = self._new[: torch.Size(sizes).numel()].view(sizes)
+            sizes = rows, spec.kv_heads, tokens, spec.head_dim
+            size = torch.Size(sizes).numel()
+            new = cache.new_empty(spec.layers, 2, -(-size // ALIGNED) * ALIGNED)[..., :size].view(
+                spec.layers, 2, *sizes
+            )
             outputs |= cache_tensors("new", new)
-        for name, tensor in inputs.items():
+        for name, tensor in inputs.items() if reshaped else ():
             shape = tuple(tensor.shape)
             accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
         for name, tensor in {**inputs, **outputs}.items():
@@ -132,13 +141,10 @@ class TensorRTEngine(Engine):
             accepted(context.set_tensor_address(name, address), f"address of {name}", hex(address))
         unknown = context.infer_shapes()
         accepted(not unknown, "inputs without a shape", unknown)
-
-        def work() -> None:
-            accepted(context.execute_async_v3(self._stream()), "enqueue of", StepShape.of(static))
-            if new is not None:
-                write_columns(cache, new, static.write_at)
-
-        return work
+        accepted(context.execute_async_v3(self._stream()), "enqueue of", tuple(step.mask.shape))
+        if new is not None:
+            write_columns(cache, new, step.write_at)
+        return outputs["logits"]
 
     def _context(self, profile: int) -> Any:
         context = self._engine.create_execution_context(
@@ -207,6 +213,29 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
     if engine is None:
         raise InvalidInput("plan", str(path), "the runtime cannot load it (see its log); export again")
     return runtime, engine
+
+
+def prefill_chunks(step: Step, tokens: int) -> Iterator[tuple[Step, int, Tensor]]:
+    """A step as steps of one row and at most `tokens` tokens, in an order in which each finds what it attends to.
+
+    Yields:
+        the chunk, its row in the step, and which of the step's kept positions it has, int64 [n].
+    """
+    for row in range(step.tokens.shape[0]):
+        for start in range(0, step.tokens.shape[1], tokens):
+            part = slice(start, start + tokens)
+            kept = step.keep  # of a prompt, that keeps nothing, it is not looked at: that would wait for a device
+            if len(kept):
+                kept = ((step.keep >= start) & (step.keep < start + tokens)).nonzero()[:, 0]
+            chunk = Step(
+                tokens=step.tokens[row : row + 1, part],
+                positions=step.positions[row : row + 1, part],
+                write_at=step.write_at[row : row + 1] + start,
+                mask=step.mask[row : row + 1, :, part],
+                keep=step.keep[kept] - start,
+                first_row=step.first_row + row,
+            )
+            yield chunk, row, kept
 
 
 def accepted(answer: bool, what: str, value: object) -> None:

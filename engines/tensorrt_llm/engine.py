@@ -18,9 +18,8 @@ from torch.nn.functional import pad
 
 from engines.base import INPUTS, Engine, EngineSpec, Step
 from engines.buffers import to_device
-from engines.graphs.runner import prefill_chunks
 from engines.placement import Placement
-from engines.tensorrt.engine import accepted, load_plan
+from engines.tensorrt.engine import MAX_CONTEXTS, accepted, load_plan, prefill_chunks
 from engines.tensorrt_llm.cache import BlockPool, spare_pages
 from engines.tensorrt_llm.inputs import CONTEXT, GENERATION, PlanInputs, check_inputs, packed
 from engines.tensorrt_llm.library import load_plugins
@@ -50,8 +49,8 @@ class TensorRTLLMEngine(Engine):
     context of its shape, which is bound once to memory that stays; whole blocks can be captured, because what the
     library reads on the host, it reads when it is launched: past lengths are given as the length of the mask.
 
-    Prompts, which keep no logits or have more tokens than a tree, run a row at a time in the context phase, where every
-    token sees those before it, whatever the mask says.
+    Prompts, and what keeps no logits or has more tokens than a tree, run a row at a time in the context phase, where
+    every token sees those before it, whatever the mask says.
 
     Args:
         spec: its specification, with a plan that this process can run (`open_tensorrt_llm`).
@@ -87,6 +86,12 @@ class TensorRTLLMEngine(Engine):
         self._pool, self._prompts = 0, self._context()
         self._bound: dict[tuple[int, ...], tuple[Any, PlanInputs]] = {}
 
+    @property
+    def captured_on(self) -> object:
+        if self._pool != (pool := self.cache.kv.data_ptr()):
+            self._bound, self._pool = {}, pool
+        return self._bound
+
     def step(self, step: Step) -> Tensor:
         self.cache.reserve(step.spans, step.first_row)
         placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
@@ -95,12 +100,10 @@ class TensorRTLLMEngine(Engine):
     @torch.inference_mode()
     def enqueue(self, step: Step) -> Tensor:
         """Logits [R, N, V], always float32, in new memory: a block reads those of all its levels."""
-        if self._pool != (pool := self.cache.kv.data_ptr()):
-            self._bound.clear()
-            self._pool = pool
+        _ = self.captured_on  # made anew if the pool lies elsewhere
         (rows, tokens), kept = step.tokens.shape, len(step.keep)
         width = step.drafted + tokens
-        if step.drafted or (kept and width <= self.max_tokens):
+        if step.drafted or (kept and not step.is_prompt and width <= self.max_tokens):
             assert width <= self.max_tokens, "a draft is larger than the plan's"
             return self._decode(step, width)
         found = self._logits.new_empty((rows, kept, self._logits.shape[1]))
@@ -116,6 +119,8 @@ class TensorRTLLMEngine(Engine):
         (rows, tokens), kept, length = step.tokens.shape, len(step.keep), step.mask.shape[3]
         key = rows, width, kept, length
         if key not in self._bound:
+            if len(self._bound) == MAX_CONTEXTS:
+                self._bound = {}
             given = PlanInputs.new(self.cache, self._pool, GENERATION, rows, width, rows * kept, self.max_tokens)
             given.host_past_key_value_lengths.fill_(length)
             self._bound[key] = self._context(), given

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from engines.base import DTYPES, KV_PAGE, EngineSpec
-from engines.kinds import PRECISIONS
+from engines.kinds import FORMATS, PRECISIONS
 from engines.placement import versions
 from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet
@@ -254,7 +254,7 @@ class Checkpoint:
             dtype=PRECISIONS[precision],
             precision=precision,
             rows=rows,
-            capacity=capacity,
+            capacity=capacity + FORMATS[format].spare_columns,
             eos_token_ids=self.eos_token_ids(),
             format=format,
             checkpoint_hash=self.digest,

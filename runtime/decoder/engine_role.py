@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,9 @@ import torch
 from torch import Tensor
 
 from engines.base import Engine, Step, mask_length
-from engines.buffers import Arena, LruCache, to_device
+from engines.buffers import Arena, LruCache, size_of, to_device, views
+from engines.capture import NoRecorder, Recorder, Uncapturable, Work
+from runtime.decoder.buckets import Buckets
 from runtime.scheduler.request import TokenScore
 
 PROMPT_SCORE_CHUNK = 64
@@ -22,36 +26,67 @@ PROMPT_SCORE_CHUNK = 64
 MAX_KEPT_STEPS = 64
 """Steps whose memory is kept as it is: an engine need not prepare itself for it again."""
 
+log = logging.getLogger(__name__)
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+
+
+class DeviceStep(NamedTuple):
+    """The memory of a step on a device, and its graphs.
+
+    Attributes:
+        given, placed: all inputs as bytes, the host's and the device's.
+        logits, read: float32 [R, N, V], the device's and the host's.
+        graphs: what launches the step, by its number of drafted columns.
+    """
+
+    given: Tensor
+    placed: Tensor
+    logits: Tensor
+    read: Tensor
+    graphs: dict[int, Work]
 
 
 class StepInputs(NamedTuple):
     """What a step over R rows of S tokens is given, to be written to; see `engines.base.Step`.
 
     Attributes:
-        arrays: tokens and positions, int64 [R, S]; write_at, int64 [R]; mask, bool [R, 1, S, L].
-        step: of these arrays.
-        logits: float32 [R, N, V] on the host, what `step.out` holds; None where that has another type or width.
+        arrays: tokens and positions, int64 [R, S]; write_at, int64 [R]; mask, bool [R, 1, S, L]; on the host.
+        step: of these arrays, or of what they are copied to.
+        logits: float32 [R, N, V] on the host, what the step gives; None where that has another type or width.
+        device: where it runs on one.
     """
 
-    arrays: tuple[Ints, Ints, Ints, npt.NDArray[np.bool_]]
+    arrays: tuple[npt.NDArray[Any], ...]
     step: Step
     logits: Floats | None
+    device: DeviceStep | None = None
 
 
 class EngineRole:
     """An engine with the memory of its steps, which blocks of all shapes share.
 
+    On a device, each step is a CUDA graph of its own, where the engine's steps can be captured: its rows and its mask
+    are padded as those of captured blocks are.
+
     Args:
         vocab_size: ids the pair shares; logits of padded embedding rows beyond it are cut off.
+        recorder: what captures steps on a device; by default nothing does. On a CPU there is none.
     """
 
-    def __init__(self, engine: Engine, vocab_size: int) -> None:
+    def __init__(self, engine: Engine, vocab_size: int, recorder: Recorder | None = None) -> None:
         self.engine, self.vocab_size = engine, vocab_size
-        self._on_cpu = engine.device.type == "cpu"
-        self._inputs, self._logits, self._plain = Arena(), Arena(), Arena()
+        spec, pinned = engine.spec, engine.device.type == "cuda"
+        if recorder is None and engine.device.type != "cpu":
+            recorder = NoRecorder(str(engine.device))
+        self._recorder = recorder
+        captures = recorder and engine.capturable and not isinstance(recorder, NoRecorder)
+        self._buckets = Buckets(spec.rows, spec.capacity) if captures else None
+        self._inputs, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
+        self._placed, self._logits = Arena(engine.device), Arena(engine.device)
         self._kept: LruCache[tuple[int, ...], StepInputs] = LruCache(MAX_KEPT_STEPS)
+        self._kept_on: object = None
         self._columns = torch.arange(engine.spec.capacity, device=engine.device)
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
@@ -95,11 +130,12 @@ class EngineRole:
         mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
         given = to_device([tokens], self.engine.device)
         self.engine.cache.reserve([(start, end)], row)
-        return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, first_row=row))
+        with self._recorder.ordered() if self._recorder else nullcontext():
+            return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, row, is_prompt=True))
 
     def keep(self, source: Tensor, to: Tensor) -> None:
         """Commit accepted nodes of rows 0 .. R - 1, see `engines.cache.base.KvCache.keep`; given on the host."""
-        if not self._on_cpu:
+        if self.engine.device.type != "cpu":
             source, to = source.to(self.engine.device), to.to(self.engine.device)
         self.engine.cache.keep(source, to)
 
@@ -109,22 +145,37 @@ class EngineRole:
         Args:
             longest: columns that the mask has to reach.
         """
-        length = mask_length(longest, self.engine.spec.capacity)
-        return self._kept.find((rows, tokens, length, first), lambda: self._new_inputs(rows, tokens, length, first))
+        padded, length = rows, mask_length(longest, self.engine.spec.capacity)
+        if self._buckets:
+            padded, length = self._buckets.padded(rows, tokens), self._buckets.length(longest)
+            if self._kept_on is not (now := self.engine.captured_on):
+                self._kept.clear()
+                self._kept_on = now
+        sizes = padded, tokens, length, first
+        found = self._kept.find(sizes, lambda: self._new_inputs(*sizes))
+        if padded == rows or found.logits is None:
+            return found
+        for values, idle in zip(found.arrays, (0, 0, self.engine.spec.capacity, False), strict=True):
+            values[rows:] = idle  # they write behind the capacity
+        return found._replace(arrays=tuple(values[:rows] for values in found.arrays), logits=found.logits[:rows])
 
     def _new_inputs(self, rows: int, tokens: int, length: int, first: int) -> StepInputs:
         def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.empty(sizes, dtype=dtype, device="meta")
 
-        spec = self.engine.spec
-        mask, logits = like(rows, 1, tokens, length, dtype=torch.bool), (rows, tokens - first, spec.vocab_size)
-        sizes = like(rows, tokens), like(rows, tokens), like(rows), mask
-        given: tuple[Tensor, Tensor, Tensor, Tensor] = self._inputs.view_like(sizes)
-        out = self._logits.view_like(like(*logits, dtype=spec.torch_dtype)) if self._on_cpu else None
-        step = Step(*given, torch.arange(first, tokens), out=out)
-        plain = out is not None and out.dtype == torch.float32 and spec.vocab_size == self.vocab_size
+        spec, device = self.engine.spec, self.engine.device
+        sizes = like(rows, tokens), like(rows, tokens), like(rows), like(rows, 1, tokens, length, dtype=torch.bool)
+        memory, keep = self._inputs.bytes(size_of(sizes)), torch.arange(first, tokens, device=device)
+        given: tuple[Tensor, Tensor, Tensor, Tensor] = views(sizes, memory)
         arrays = tuple(x.numpy() for x in given)
-        return StepInputs(arrays, step, out.numpy() if out is not None and plain else None)  # type: ignore[arg-type]
+        if self._recorder is None:
+            out = self._logits.view_like(like(rows, len(keep), spec.vocab_size, dtype=spec.torch_dtype))
+            plain = out.dtype == torch.float32 and spec.vocab_size == self.vocab_size
+            return StepInputs(arrays, Step(*given, keep, out=out), out.numpy() if plain else None)
+        placed, logits = self._placed.bytes(len(memory)), like(rows, len(keep), self.vocab_size, dtype=torch.float32)
+        given, read = views(sizes, placed), self._read.view_like(logits)
+        on_device = DeviceStep(memory, placed, self._logits.view_like(logits), read, {})
+        return StepInputs(arrays, Step(*given, keep), read.numpy(), on_device)
 
     def run(self, inputs: StepInputs, drafted: int = 0) -> Floats:
         """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one.
@@ -132,17 +183,39 @@ class EngineRole:
         Args:
             drafted: nodes of the same draft in the columns right before, see `engines.base.Step`.
         """
+        if self.engine.max_tokens is None and self._recorder:
+            drafted = 0  # such engines' steps are the same, so one graph serves all levels
         step = replace(inputs.step, drafted=drafted) if drafted else inputs.step
-        if not self._on_cpu:
-            parts = (step.tokens, step.positions, step.write_at, step.mask, step.keep)
-            placed = Step(*(x.to(self.engine.device) for x in parts))  # type: ignore[arg-type]
-            step = replace(placed, drafted=drafted)
+        if self._recorder and inputs.device and inputs.logits is not None:
+            self._run_on_device(step, inputs.device, self._recorder)
+            return inputs.logits
         logits = self.engine.enqueue(step)
         if logits is step.out and inputs.logits is not None:
             return inputs.logits
-        logits = logits.to("cpu").contiguous()
         if logits.shape[2] != self.vocab_size or logits.dtype != torch.float32:
             shape = (*logits.shape[:2], self.vocab_size)
-            plain: Tensor = self._plain.view_like(torch.empty(shape, dtype=torch.float32, device="meta"))
+            plain: Tensor = self._read.view_like(torch.empty(shape, dtype=torch.float32, device="meta"))
             logits = plain.copy_(logits[..., : self.vocab_size])
-        return logits.numpy()
+        return logits.contiguous().numpy()
+
+    def _run_on_device(self, step: Step, on: DeviceStep, recorder: Recorder) -> None:
+        """Send a step's inputs, run it, by its graph if it can be captured, and wait for its logits."""
+        logits = on.logits
+
+        def work() -> None:  # without `on`, which refers to it
+            logits.copy_(self.engine.enqueue(step)[..., : self.vocab_size])
+
+        with recorder.ordered():
+            try:
+                on.placed.copy_(on.given, non_blocking=True)
+                if (launch := on.graphs.get(step.drafted)) is None:
+                    try:
+                        launch = recorder.record(work) if self._buckets else work
+                    except Uncapturable as problem:
+                        log.warning("a step of %s is launched anew each time: %s", self.engine.name, problem)
+                        launch = work
+                    on.graphs[step.drafted] = launch
+                launch()
+                on.read.copy_(on.logits, non_blocking=True)
+            finally:
+                recorder.wait()  # also if it broke: the next step may not overwrite what is being copied

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, Gemma2Config, PreTrainedModel, Qwen
 
 from engines.base import KV_PAGE, Engine
 from engines.cache.paged import by_page, gathered
-from engines.graphs.capture import waits_are_errors
+from engines.capture import waits_are_errors
 from engines.pytorch.attention import require
 from engines.pytorch.hook import KERNEL, NAME
 from export.verification.verify import ancestors_of, expect, random_tree, verify
@@ -116,7 +116,8 @@ def blocks(run: Run) -> None:
     """Texts of the demo pair by captured blocks: those of the host form, in a batch those that a request gets alone.
 
     Batches are of one method each, and mixed ones of sizes that are padded. Then: greedy automatic drafts give the
-    texts of `sample`, every block was captured, and a prompt is stored without a wait of the host.
+    texts of `sample`, every block was captured, and a prompt is stored without a wait of the host. A method that the
+    host decides gives the same texts whether its steps are graphs or not.
     """
     pair = demo_pair(run.device)
     captured, host = (open_llm(pair, kind) for kind in (True, False))
@@ -142,6 +143,9 @@ def blocks(run: Run) -> None:
     run.compare("not captured", captured.blocks.unrecorded.total(), 0, f"blocks {dict(captured.blocks.unrecorded)}")
     with waits_are_errors():
         captured.loop.caches.target.prefill(0, [1, 2, 3], 0)
+    of_host = [replace(base, method="traversal", seed=row) for row in range(3)]
+    texts = [llm.generate(PROMPTS[:3], of_host) for llm in (captured, host)]
+    run.compare_texts("a method of the host, steps as graphs = launched anew", *texts)
 
 
 def pages(run: Run) -> None:

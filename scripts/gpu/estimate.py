@@ -18,32 +18,28 @@ CACHE = {"target": 2 * 32 * 8 * 128 * 2, "auxiliary": 2 * 16 * 8 * 64 * 2}
 LAYERS = {"target": 32, "auxiliary": 16}
 LEVELS, COLUMNS = 4, 512
 """Of the draft, and columns of the one row's text."""
-KERNELS = {"sample": 482, "speculative": 1534, "mtad": 1466, "mmtad": 1512}
+KERNELS = {"sample": 478, "speculative": 1531, "mtad": 1462, "mmtad": 1508}
 """Launches of a block on the PyTorch path, which `docs/gpu.md` has as well."""
 BANDWIDTH = {"H100": 3.35e12, "Jetson Orin": 0.2048e12}
 """Bytes per second, by the data sheets."""
-REACHED, KERNEL, GRAPH, LAUNCH, COPY, WAIT = 0.9, 2.5e-6, 10e-6, 6e-6, 8e-6, 20e-6
+REACHED, KERNEL, GRAPH, COPY, WAIT = 0.9, 2.5e-6, 10e-6, 8e-6, 20e-6
 """Assumed: the part of the bandwidth that matrix products reach; seconds between two kernels of a graph, of a graph's
-launch, of an eager launch or a small copy by the host, and of a wait."""
+launch, of a small copy by the host, and of a wait."""
 
 
 class Path(NamedTuple):
     """What a path does in a block of `mtad` beside reading.
 
     Attributes:
-        kernels: inside graphs. graphs, launches, copies, waits: the host's.
+        kernels: inside the block's graph.
     """
 
     kernels: int
-    graphs: int = 1
-    launches: int = 0
-    copies: int = 2
-    waits: int = 1
 
     @property
     def host(self) -> float:
-        """Seconds of the host in a block, its waits included."""
-        return self.graphs * GRAPH + self.launches * LAUNCH + self.copies * COPY + self.waits * WAIT
+        """Seconds of the host in a block: it launches a graph, copies twice, and waits once."""
+        return GRAPH + 2 * COPY + WAIT
 
 
 def plan_kernels(per_layer: int, between: int) -> int:
@@ -52,11 +48,11 @@ def plan_kernels(per_layer: int, between: int) -> int:
 
 
 PATHS = {
-    "PyTorch, captured": Path(KERNELS["mtad"]),
-    "TensorRT-LLM plans, captured": Path(plan_kernels(per_layer=9, between=60)),
-    "TensorRT plans, a graph per step": Path(plan_kernels(8, 0), graphs=1 + LEVELS, launches=180, copies=35, waits=5),
+    "PyTorch": Path(KERNELS["mtad"]),
+    "TensorRT-LLM plans": Path(plan_kernels(per_layer=9, between=60)),
+    "TensorRT plans": Path(plan_kernels(per_layer=8, between=60)),
 }
-"""Assumed of plans: 9 and 8 kernels per layer. Between TensorRT's steps, the host decides."""
+"""Each block is one graph. Assumed of plans: 9 and 8 kernels per layer, and between steps what the PyTorch path has."""
 
 
 def floor(device: str) -> float:
@@ -74,10 +70,10 @@ def estimate(path: Path, device: str) -> float:
 
 def table_rows() -> Rows:
     """One row per path and device."""
-    rows = [("path", "GPU", "floor, ms", "estimated, ms", "times its floor", "host, ms", "kernels", "waits")]
+    rows = [("path", "GPU", "floor, ms", "estimated, ms", "times its floor", "host, ms", "kernels")]
     for device in BANDWIDTH:
         for name, path in PATHS.items():
             least, found = floor(device), estimate(path, device)
             times = f"{1e3 * least:.1f}", f"{1e3 * found:.1f}", f"{found / least:.2f}", f"{1e3 * path.host:.2f}"
-            rows.append((name, device, *times, str(path.kernels), str(path.waits)))
+            rows.append((name, device, *times, str(path.kernels)))
     return rows

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from engines.base import INPUTS, KV_PAGE, Engine, EngineSpec, Step
-from engines.graphs.capture import NoRecorder
+from engines.capture import NoRecorder
 from engines.pytorch.engine import TorchEngine
 from mtad.params import DecodingParams
 from runtime import LLM

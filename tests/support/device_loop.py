@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engines.graphs.capture import Recorder
+from engines.capture import Recorder
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.decoder.block import BlockInput
@@ -38,7 +38,7 @@ class Device:
         most: int = 64,
     ) -> None:
         self.auxiliary, self.target = (engine(mock_spec(rows, CAPACITY), noise) for noise in (0.3, 0.0))
-        roles = EngineRole(self.auxiliary, VOCAB), EngineRole(self.target, VOCAB)
+        roles = EngineRole(self.auxiliary, VOCAB, recorder), EngineRole(self.target, VOCAB, recorder)
         host = HostRunner(*roles, (EOS,))
         self.recorder = recorder
         self.blocks = CudaGraphRunner(self.auxiliary, self.target, VOCAB, (EOS,), host, recorder, most)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from engines.graphs.capture import Work
+from engines.capture import Work
 
 
 class FakeRecorder:
@@ -53,7 +53,7 @@ class FakeRecorder:
 
 
 class FakeTorchCuda:
-    """In the place of what `engines.graphs.capture` uses of `torch.cuda`.
+    """In the place of what `engines.capture` uses of `torch.cuda`.
 
     Attributes:
         problem: of the end of every capture; None for none.

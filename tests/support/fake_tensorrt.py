@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import torch
 
 from engines.base import EngineSpec
 from engines.onnx.binding import open_session
@@ -29,6 +30,13 @@ _NUMPY = {
     "tensor(int64)": np.int64,
     "tensor(bool)": np.bool_,
 }
+
+
+_LAUNCHED: list[Callable[[], None]] = []
+_OPERATORS: Any = torch.library.Library("fake_tensorrt", "DEF")  # type: ignore[no-untyped-call]
+_OPERATORS.define("launch(Tensor(a!) memory, int number) -> ()")
+_OPERATORS.impl("launch", lambda memory, number: _LAUNCHED[number](), "CPU")
+"""An enqueue is an operator of torch, so that recorders see it; a replay takes the shapes and addresses it had."""
 
 
 class ExecutionContextAllocationStrategy(enum.Enum):
@@ -130,7 +138,9 @@ class IExecutionContext:
                 return False
             shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
             binding.bind_output(tensor.name, "cpu", 0, _NUMPY[tensor.type], shape, address)
-        self._session.run_with_iobinding(binding)
+        session = self._session
+        _LAUNCHED.append(lambda: session.run_with_iobinding(binding))
+        torch.ops.fake_tensorrt.launch(torch.empty(0), len(_LAUNCHED) - 1)
         return True
 
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from engines.buffers import flatten_tensors
-from engines.graphs.capture import Uncapturable, Work
+from engines.capture import Uncapturable, Work
 from mtad.device import launches
 from tests.support.fake_cuda import FakeRecorder
 

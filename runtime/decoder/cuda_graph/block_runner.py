@@ -15,8 +15,7 @@ from torch import Tensor
 
 from engines.base import Engine
 from engines.buffers import Arena, LruCache, size_of, views
-from engines.graphs.capture import NoRecorder, Recorder, Uncapturable, Work
-from engines.graphs.runner import MAX_GRAPHS
+from engines.capture import MAX_GRAPHS, NoRecorder, Recorder, Uncapturable, Work
 from mtad.device import launches
 from mtad.device.block import Results
 from mtad.params import DecodingParams
@@ -67,7 +66,7 @@ class CudaGraphRunner:
         self._filled, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
         self._in, self._out, self._logits = Arena(device), Arena(device), Arena(device)
         self._blocks: LruCache[Key, tuple[CapturedBlock, Work]] = LruCache(most)
-        self._caches: list[Tensor] = []
+        self._captured_on: list[object] = []
         self._refused: dict[Key, str] = {}
         self.recorded = 0
         self.unrecorded: Counter[str] = Counter()
@@ -154,10 +153,10 @@ class CudaGraphRunner:
                 engine.cache.reset()
 
     def _launch(self, key: Key, given: BlockInput) -> CapturedBlock:
-        caches = [engine.cache.kv for engine in self._engines]
-        if any(now is not then for now, then in zip(caches, self._caches, strict=False)):
+        now = [engine.captured_on for engine in self._engines]
+        if any(ours is not theirs for ours, theirs in zip(now, self._captured_on, strict=False)):
             self._blocks.clear()  # a pool has grown, and lies elsewhere now
-        self._caches = caches
+        self._captured_on = now
         filled = self._filled.bytes(size_of(key.given))
         write(given, key, filled, self._vocab_size)
         block, launch = self._blocks.find(key, lambda: self._capture(key, filled))

@@ -150,8 +150,7 @@ class CapturedBlock:
             if key.tree:
                 target.cache.keep(of_target, to)
             auxiliary.cache.keep(of_auxiliary, to)
-        for ours, theirs in zip(flatten_tensors(self.results), flatten_tensors(results), strict=True):
-            ours.copy_(theirs)
+        torch._foreach_copy_(flatten_tensors(self.results), flatten_tensors(results))
 
     def _draft(self, given: Given) -> tuple[Tree, list[Tables]]:
         auxiliary, key, drawn = self._engines[0], self._key, []

@@ -27,12 +27,11 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import engines.tensorrt_plan
 import export.tensorrt
 from engines.base import EngineSpec
+from engines.cache.columns import index_columns
 from engines.folder import cache_folder, open_engine, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
-from engines.placement import Placement
 from engines.pytorch.hook import cache_shape
-from engines.tensorrt import engine as engine_of
-from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine, load_plan, open_tensorrt
+from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine, load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
@@ -42,9 +41,14 @@ from export.pair import export_pair
 from export.tensorrt import build_plan, plan_for, profile_shapes
 from export.verification.verify import TOLERANCE, WIDENED, expect, verify
 from mtad.errors import InvalidInput
+from mtad.params import DecodingParams
+from runtime import LLM, RuntimeConfig
+from runtime.decoder.engine_role import EngineRole
+from runtime.pair import open_pair
 from tests.support import fake_tensorrt
-from tests.support.fake_cuda import FakeRecorder
 from tests.support.families import FAMILIES, shallow
+from tests.support.quick_filters import quick_filters
+from tests.support.replayed import ReplayRecorder
 from tests.support.steps import make_step, more_tokens, some_tokens
 from tests.support.tensorrt import PLAN, SPEC, TARGETS
 
@@ -169,6 +173,7 @@ def test_an_exported_pair_holds_plans_and_what_they_are_for(rtx_pair: Path, chec
         files = {file.name for file in (rtx_pair / name).iterdir()}
         assert files == {"engine.json", "model.engine", "tokenizer.json", "tokenizer_config.json"}
         plan = read_spec(rtx_pair / name).plan
+        assert read_spec(rtx_pair / name).capacity == 256 + 128, "and columns that padded rows write"
         assert plan == TensorRtPlan(tensorrt_rtx.__version__, None, TARGETS[:1], 4, 65, 256)
     assert not _export(rtx_pair, checkpoints[:1] * 2), "up to date"
     with pytest.raises(InvalidInput, match="holds something else"):
@@ -333,12 +338,13 @@ def engine(request: pytest.FixtureRequest, target_graphs: dict[str, Path], tmp_p
 
 def opened(folder: Path, spec: EngineSpec) -> TensorRTEngine:
     """An engine on the stand-in."""
-    return TensorRTEngine(folder, spec, fake_tensorrt, FakeRecorder(), "cpu")  # type: ignore[arg-type]
+    return TensorRTEngine(folder, spec, fake_tensorrt, "cpu")  # type: ignore[arg-type]
 
 
 def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine, reference: LlamaForCausalLM) -> None:
     assert verify(engine, expect(reference, engine.spec)) <= TOLERANCE["float32"]
     assert not engine.cache.kv.any()
+    assert (engine.spec.capacity, engine.cache.kv.shape[4]) == (SPEC.capacity - 128, SPEC.capacity)
 
 
 @pytest.fixture
@@ -354,17 +360,12 @@ def test_long_prompts_run_in_pieces_and_drafts_as_graphs(engine: TensorRTEngine,
     for row, length in enumerate((100, 5, 33, 64)):
         step = make_step(some_tokens(row, length)[None], [0], first_row=row, keep=[0, length - 1])
         same(engine.step(step), plain.step(step))
-    captured = len(engine.graphs.captured)
+    contexts = len(engine._contexts)
     for at in (100, 102, 104):
         step = make_step(more_tokens(4, 2), [at, at - 95, at - 67, at - 36])
         same(engine.step(step), plain.step(step))
-    assert len(engine.graphs.captured) == captured + 1
+    assert len(engine._contexts) == contexts + 1
     same(engine.cache.kv, plain.cache.kv)
-
-
-def test_a_prompts_step_is_not_captured(engine: TensorRTEngine) -> None:
-    engine.step(make_step(some_tokens(0, 7)[None], [0], keep=[]))
-    assert not engine.graphs.captured
 
 
 def test_what_was_compiled_is_kept_for_the_next_process(target_graphs: dict[str, Path], tmp_path: Path) -> None:
@@ -381,41 +382,71 @@ def test_what_was_compiled_is_kept_for_the_next_process(target_graphs: dict[str,
     assert second._config.cache.blob == b"kernels of a shape"
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_without_graphs_nothing_is_captured(
-    graphs: bool, target_graphs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = replace(SPEC, format="tensorrt", plan=replace(PLAN, gpu=ADA.name))
-    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
-    asked: list[Any] = []
-    monkeypatch.setattr(engine_of, "load_runtime", lambda _: fake_tensorrt)
-    monkeypatch.setattr(engine_of, "check_plan", lambda *given: None)
-    for name in ("CudaRecorder", "NoRecorder"):
-        monkeypatch.setattr(engine_of, name, lambda device, name=name: asked.append(name))
-    monkeypatch.setattr(engine_of, "TensorRTEngine", lambda *given: None)
-    open_tensorrt(tmp_path, spec, Placement(graphs=graphs))
-    assert asked == ["CudaRecorder" if graphs else "NoRecorder"]
-
-
-def test_contexts_are_bounded_by_the_graphs_that_are_kept(engine: TensorRTEngine) -> None:
+def test_contexts_are_bounded_and_graphs_of_those_that_went_are_void(engine: TensorRTEngine) -> None:
     kept = [weakref.ref(context) for context in engine._engine.contexts]
     engine._engine.contexts.clear()  # only the engine keeps them now
-    shapes = [(steps, some) for steps in range(1, 10) for some in range(1, steps + 1)]
-    for steps, some in shapes[: MAX_CONTEXTS + 8]:
-        engine.step(make_step(more_tokens(2, steps), [4, 9], keep=[0] * some))
+    shapes = [(steps, some, length) for steps in range(1, 10) for some in range(1, steps + 1) for length in (64, 128)]
+    stand_on = engine.captured_on
+    for number, (steps, some, length) in enumerate(shapes[: MAX_CONTEXTS + 1]):
+        assert (engine.captured_on is stand_on) == (number <= MAX_CONTEXTS)
+        step = make_step(more_tokens(2, steps), [4, 9], keep=[0] * some)
+        engine.step(replace(step, mask=torch.nn.functional.pad(step.mask, (0, length - step.mask.shape[3]))))
         kept += map(weakref.ref, engine._engine.contexts)
         engine._engine.contexts.clear()
-    assert len(engine.graphs.captured) == MAX_CONTEXTS
-    assert sum(context() is not None for context in kept) == 1 + MAX_CONTEXTS
+    assert engine.captured_on is not stand_on
+    del stand_on
+    assert sum(context() is not None for context in kept) == 2, "that of prompts, and the last shape's"
 
 
-def test_logits_are_new_memory_unless_the_step_lends_some(engine: TensorRTEngine) -> None:
-    step = make_step(more_tokens(1, 2), [3])
-    first, second = engine.step(step), engine.step(step)
-    assert first.data_ptr() != second.data_ptr()
-    lent = replace(step, out=torch.empty(1, 2, 300))
-    assert engine.step(lent).data_ptr() == engine.step(lent).data_ptr()
-    assert torch.equal(engine.step(lent), first)
+@pytest.mark.slow
+def test_a_block_of_plans_is_one_graph_and_gives_the_tokens_of_the_graphs_that_they_are_made_of(
+    pair_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Rows are padded, and write behind the capacity; a constraint takes the batch to the host, on graphs of steps."""
+    plain, engines = open_pair(pair_folders("onnx"), RuntimeConfig(provider="cpu")), []
+    for name in ("target", "auxiliary"):
+        graph, plan = pair_folders("onnx") / name, replace(PLAN, decode_tokens=33, gpu=ADA.name)
+        (folder := tmp_path / name).mkdir()
+        spec = replace(read_spec(graph), format="tensorrt", plan=plan)
+        fake_tensorrt.write_plan(folder / "model.engine", graph / "model.onnx", spec, plan)
+        engines.append(opened(folder, spec))
+        engines[-1].cache._move = functools.partial(index_columns, engines[-1].cache.kv)  # as on a GPU
+    recorder, config = ReplayRecorder(), RuntimeConfig(max_draft_len=4, prefix_tokens=0)
+    device = LLM(replace(plain, target=engines[0], auxiliary=engines[1]), config, recorder=recorder, record=())
+    base, prompts = DecodingParams(max_tokens=8, ignore_eos=True, draft_len=3), ["SELECT name", "def f(x):", "where"]
+    params = [replace(base, method=name, seed=seed) for seed, name in enumerate(("mtad", "speculative", "mtad"))]
+    assert device.blocks
+    for own, reasons in ((base, set()), (replace(base, min_tokens=4), {"constraints are followed on the host"})):
+        asked = [*params[:2], replace(own, seed=2)]
+        with quick_filters():
+            found, expected = (llm.generate(prompts, asked) for llm in (device, LLM(plain, config)))
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert set(device.blocks.unrecorded) == reasons
+    assert recorder.recorded > device.blocks.recorded > 0
+
+
+def test_scored_prompts_take_no_contexts(engine: TensorRTEngine, plain: OnnxRuntimeEngine) -> None:
+    """Their shapes are many; contexts are kept for blocks that may be captured, and are few."""
+    for length in (5, 70, 130):
+        tokens = some_tokens(length, length).tolist()
+        ours, theirs = ([*EngineRole(one, SPEC.vocab_size).logits(0, tokens, 0)] for one in (engine, plain))
+        same(torch.cat(ours), torch.cat(theirs))
+    assert not engine._contexts
+
+
+def test_addresses_are_aligned_as_the_runtime_asks(engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's allocations begin at multiples of 512 bytes on a GPU; what begins elsewhere in one has to as well."""
+    given: dict[str, int] = {}
+    monkeypatch.setattr(
+        fake_tensorrt.IExecutionContext,
+        "set_tensor_address",
+        lambda self, name, memory: self._addresses.update({name: memory}) or given.update({name: memory}) or True,
+    )
+    memory, step = torch.zeros(3, dtype=torch.int64), make_step(more_tokens(1, 1), [3], keep=[0])
+    engine.enqueue(replace(step, keep=memory[1:2]))
+    assert given["keep"] != memory[1:].data_ptr()
+    new = [address for name, address in given.items() if name.startswith("new_")]
+    assert not [address for address in new if (address - min(new)) % 256]
 
 
 def test_steps_wider_than_the_profile_run_a_row_at_a_time(engine: TensorRTEngine, plain: OnnxRuntimeEngine) -> None:

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 from engines.base import KV_PAGE, Step
 from engines.cache.paged import SPARE
+from engines.tensorrt.engine import MAX_CONTEXTS
 from engines.tensorrt_llm.cache import spare_pages
 from engines.tensorrt_llm.engine import TensorRTLLMEngine
 from engines.tensorrt_plan import TensorRtPlan
@@ -22,6 +23,7 @@ from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
+from runtime.decoder.engine_role import EngineRole
 from runtime.pair import Pair, open_pair
 from tests.support import fake_tensorrt_llm
 from tests.support.fake_tensorrt_llm import Abort
@@ -93,6 +95,24 @@ def test_a_level_gives_what_one_step_over_its_draft_gives_whatever_was_drafted_b
     second = Step(tokens[rows, at], positions[rows, at], base[:, 0] + at[:, 0], mask[rows, at][:, None], every)
     found = engine.step(replace(second, drafted=max(counts)))
     torch.testing.assert_close(found, expected[rows, at])
+
+
+def test_scored_prompts_take_no_contexts(engine: TensorRTLLMEngine) -> None:
+    """Their shapes are many; contexts are kept for blocks that may be captured, and are few."""
+    role = EngineRole(engine, engine.spec.vocab_size)
+    for row, length in enumerate((5, 70, 130)):
+        tokens = some_tokens(row, length)
+        found = torch.cat([part.clone() for part in role.logits(row, tokens.tolist(), 0)])
+        assert not engine._bound
+        expected = engine.step(make_step(tokens[None], [0], first_row=row))[0]
+        torch.testing.assert_close(found, expected)
+        engine._bound.clear()
+    stand_on = engine.captured_on
+    for length in range(1, MAX_CONTEXTS + 2):
+        assert engine.captured_on is stand_on
+        engine.step(make_step(more_tokens(1, 1 + length % 32), [length], keep=[0] * (1 + length // 32)))
+    assert engine.captured_on is not stand_on
+    assert len(engine._bound) == 1
 
 
 METHODS = ("mtad", "mmtad", "speculative", "block", "sample", "traversal")

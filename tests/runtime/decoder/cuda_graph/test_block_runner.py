@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.graphs.capture import NoRecorder, Recorder
+from engines.capture import NoRecorder, Recorder
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.decoder.buckets import Buckets
@@ -134,13 +134,15 @@ def test_without_triton_and_beside_a_method_of_the_host_blocks_run_there(monkeyp
     assert not device.blocks.records
 
 
-def test_constrained_blocks_run_on_the_host_and_give_the_tokens_of_the_host() -> None:
+def test_constrained_blocks_run_on_the_host_on_graphs_of_steps_and_give_the_tokens_of_the_host() -> None:
     params = DecodingParams(method="mmtad", seed=3, max_tokens=12, min_tokens=9, logit_bias={4: 2.0}, ignore_eos=True)
     params = replace(params, repetition_penalty=1.3, frequency_penalty=0.2, draft_len=4)
     prompt, plain = [5, 3, 7], pool()[0]
     expected = alone(prompt, params)
-    device = Device(4, ReplayRecorder())
+    device = Device(4, recorder := ReplayRecorder())
     found = device.generate([(prompt, params), plain[:2], (prompt, replace(params, seed=4))], random.Random(1))
+    assert recorder.recorded > device.blocks.recorded, "each step is a graph"
+    assert recorder.replayed > 2 * recorder.recorded
     assert found[0].tokens == expected.tokens
     assert found[1].tokens == plain[2]
     assert set(device.blocks.unrecorded) == {"constraints are followed on the host"}
@@ -166,7 +168,7 @@ def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], 
 def test_a_padded_row_writes_behind_the_capacity_only() -> None:
     """Row 3 of four is padding, and holds a prompt that is being stored."""
     device = Device(4, ReplayRecorder())
-    for method in CAPTURED:
+    for method in [*CAPTURED, "traversal"]:
         for engine in (device.auxiliary, device.target):
             engine.cache.kv.normal_()
         before = [engine.cache.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]

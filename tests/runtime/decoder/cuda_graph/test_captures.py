@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.base import Step
-from engines.graphs.capture import CudaRecorder, Uncapturable
+from engines.capture import CudaRecorder, Uncapturable
 from mtad.params import DecodingParams
 from tests.support.device_loop import Device, pool
 from tests.support.fake_cuda import FakeTorchCuda

@@ -1,4 +1,4 @@
-"""Capturing work as CUDA graphs, and work that cannot be captured."""
+"""CUDA graphs: capturing work, and work that cannot be captured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+MAX_GRAPHS = 64
+"""Graphs that are kept; the least recently used one goes first."""
 Work = Callable[[], None]
 """Launches kernels on torch's current stream: the same ones, on the same addresses, at every call.
 
