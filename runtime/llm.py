@@ -53,8 +53,8 @@ class LLM:
         config: how it runs; by default, `RuntimeConfig()`. Of an opened pair, what decides how it is opened is settled.
         record: parameters of requests whose blocks are captured as CUDA graphs at start, for all that batches are
             padded to; others are captured when they first come. By default, the pair's own; () captures none at start.
-        recorder: what captures blocks; by default, CUDA's, on a GPU. Given one, blocks run as on a GPU, wherever the
-            engines are.
+        recorder: what captures blocks and steps; by default, CUDA's, on a GPU. Given one, blocks run as on a GPU,
+            wherever the engines are.
 
     Attributes:
         blocks: runs blocks on a device; None where they run on the host.
