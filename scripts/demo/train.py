@@ -106,12 +106,14 @@ def functions(files: list[str]) -> list[str]:
     return whole
 
 
-def orthogonalized(grad: torch.Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> torch.Tensor:
+def orthogonalized(
+    grad: torch.Tensor, ns_coefficients: tuple[float, float, float], ns_steps: int, eps: float
+) -> torch.Tensor:
     """Muon's Newton-Schulz iteration as in `torch.optim._muon`, but in float32."""
-    a, b, c = coefficients
+    a, b, c = ns_coefficients
     found = grad.T if grad.size(0) > grad.size(1) else grad
     found = found / found.norm().clamp(min=eps)
-    for _ in range(steps):
+    for _ in range(ns_steps):
         gram = found @ found.T
         found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
     return found.T if grad.size(0) > grad.size(1) else found
