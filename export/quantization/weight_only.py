@@ -27,8 +27,8 @@ CONTRIBUTED = "com.microsoft"
 
 
 WEIGHT_ONLY = {"int8": 8, "int4": 4}
-"""Bits of a weight by precision. There are no zero points: with one per block, OpenVINO computes in float32 on CPUs
-without AVX-512, and 4-bit ones on all where a row has an odd number of blocks."""
+"""Bits of a weight by precision. There are no zero points: with them OpenVINO has no 8-bit products on CPUs without
+AVX-512, nor on others for 4 bits and an odd number of blocks (docs/cpu.md)."""
 
 
 def block_size(columns: int) -> int:
