@@ -43,14 +43,14 @@ THINKING_TEMPLATE = TEMPLATE.replace(
 )
 
 _COMPARED = re.compile(r"(\w+) (=|<>|!=|>=|<=|>|<|LIKE|NOT LIKE) ('[^']*'|\d+)")
-_COMMON: dict[str, Any] = {"sql_rows": 2, "code_rows": 0, "decay": 0.9, "warmup": 8, "shown": 24, "saved": 20}
+_COMMON: dict[str, Any] = {"sql_rows": 3, "code_rows": 0, "decay": 0.8, "warmup": 20, "shown": 24, "saved": 50}
 THINKING = {
-    "target": replace(RECIPES["target"], **_COMMON, steps=70, matrix_rate=2e-3, embedding_rate=1.5e-3, seed=11),
+    "target": replace(RECIPES["target"], **_COMMON, steps=400, matrix_rate=1e-3, embedding_rate=1e-3, seed=11),
     "auxiliary": replace(
-        RECIPES["auxiliary"], **_COMMON, steps=80, matrix_rate=4e-3, embedding_rate=2e-3, guided_from=0.6, seed=12
+        RECIPES["auxiliary"], **_COMMON, steps=300, matrix_rate=3e-3, embedding_rate=2e-3, guided_from=0.5, seed=12
     ),
 }
-"""Few steps of two rows of 512 tokens: the models know the queries, and learn what stands before them."""
+"""Few steps of three rows of 512 tokens, at low rates: the models know the queries, and learn what precedes them."""
 
 
 def derivation(schema: Schema, query: str, rng: random.Random) -> str:

@@ -46,7 +46,7 @@ class Health:
             while not self._ended.wait(0.002):
                 began = time.perf_counter()
                 connection.sendall(HEALTH)
-                assert b" 200 " in connection.recv(65536)
+                assert b" 200 " in received(connection, upto=b"}")
                 self.worst = max(self.worst, time.perf_counter() - began)
 
     def __enter__(self) -> Health:
@@ -76,6 +76,17 @@ def test_as_many_values_as_are_allowed_are_read_without_holding_others_up(server
         status, answer = ask(server, prompt=prompts)
     assert (status, answer["error"]["param"]) == (400, "prompt")
     assert "choices per request" in answer["error"]["message"]
+    assert health.worst < AT_ONCE
+
+
+def test_bodies_in_chunks_of_a_byte_hold_up_nobody(server: LiveServer) -> None:
+    sent = post(b"", transfer_encoding="chunked").replace(b"content-length: 0\r\n", b"")
+    with Health(server) as health, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connected(server)) for _ in range(8)]
+        for connection in connections:
+            connection.sendall(sent + b"1\r\na\r\n" * 40_000 + b"0\r\n\r\n")
+        for connection in connections:
+            assert b" 400 " in received(connection, upto=b"\r\n\r\n")
     assert health.worst < AT_ONCE
 
 
