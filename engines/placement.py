@@ -55,8 +55,7 @@ class Placement:
         """The same with a provider for all of these engines, where they are ONNX graphs, and why it is that one.
 
         On a CPU that is openvino where it is installed and knows the models, if the CPU computes in bfloat16, the first
-        engine is quantized, or an option of openvino is given. Where a provider was asked for, it stays, and the reason
-        is empty.
+        is quantized, or an option of openvino is given. Where a provider was asked for, it stays, without a reason.
         """
         if self.provider is not None or any(FORMATS[spec.format].stored != "graph" for spec in engines.values()):
             return self, ""

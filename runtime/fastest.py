@@ -26,8 +26,8 @@ def choose_provider(placement: Placement, engines: Mapping[Path, EngineSpec]) ->
     How fast either library multiplies such weights depends on the CPU in more ways than a rule could name.
     """
     (chosen, why), (folder, spec) = placement.chosen(engines), next(iter(engines.items()))
-    given = placement.provider or placement.compute or placement.kv_cache
-    if chosen.provider == "openvino" and not given and spec.precision in QUANTIZED:
+    asked = not why or chosen.compute or chosen.kv_cache
+    if chosen.provider == "openvino" and not asked and spec.precision in QUANTIZED:
         chosen = fastest_placement(folder, spec, chosen)
         why = f"--provider auto is {chosen.provider} here: it was faster with these weights than the other"
     return chosen, why
@@ -55,6 +55,5 @@ def fastest_placement(folder: Path, spec: EngineSpec, placement: Placement) -> P
         taken[name] = draft_seconds(engine, 1) + draft_seconds(engine, spec.rows)
     best = min(taken, key=taken.__getitem__)
     (cache_folder() / f"{key}-{best}").touch()
-    each = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in taken.items())
-    log.info("%s runs on provider %s, as %s says from now on; steps took %s", folder.name, best, cache_folder(), each)
+    log.info("%s: provider %s, as %s says from now on; seconds taken: %s", folder.name, best, cache_folder(), taken)
     return places[best]

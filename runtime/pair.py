@@ -128,7 +128,9 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
     if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
-    placement, why = choose_provider(config.placement, {folder / name: spec for name, spec in specs.items()})
+    fewest = rows or (1 if config.memory is not None else target.rows)  # a timing takes no more memory than is allowed
+    timed = {folder / name: replace(spec, rows=fewest) for name, spec in specs.items()}
+    placement, why = choose_provider(config.placement, timed)
     kinds = [placement.check(spec) for spec in specs.values()]
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)
@@ -148,13 +150,12 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     else:
         engine = open_engine(folder / "target", placement, rows)
     drafter: Engine = NoAuxiliary(engine.spec, str(engine.device))
-    apart = ""
+    own = placement
     if "auxiliary" in specs:
-        own, spec = placement, replace(auxiliary, rows=engine.spec.rows)
         if kinds[1].provider == "openvino":
-            own = fastest_placement(folder / "auxiliary", spec, placement)
+            own = fastest_placement(folder / "auxiliary", replace(auxiliary, rows=engine.spec.rows), placement)
         drafter = open_engine(folder / "auxiliary", own, rows)
-        apart = "" if own is placement else ", which drafts faster"
+    apart = "" if own is placement else ", which drafts faster"
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{apart}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(

@@ -27,10 +27,6 @@ KV_CACHE = {**COMPUTE, "u8": "u8"}
 """OpenVINO's names of the types that it keeps its cache in; `u8` has a scale and a zero point per channel of a page's
 keys, and per token of its values."""
 
-ACTIVATIONS = 128
-"""How many activations share a scale in products with quantized weights: as many as the weights. With 32, which is
-OpenVINO's default, a step over a few tokens takes much longer."""
-
 
 def open_openvino(folder: Path, spec: EngineSpec, placement: Placement) -> OpenVinoEngine:
     """Open `model.onnx` by OpenVINO."""
@@ -73,7 +69,7 @@ class OpenVinoEngine(Engine):
             "KV_CACHE_PRECISION": KV_CACHE[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": ACTIVATIONS,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,  # activations share a scale as weights do; by default, only 32 do
         }
         self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"
         model = read_graph(folder / "model.onnx", spec)

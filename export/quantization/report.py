@@ -96,8 +96,6 @@ def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[
         for loss, log in zip(losses, logs, strict=True):
             loss[0] -= float(log.gather(1, torch.tensor(part[1:])[:, None]).double().sum())
         tokens += len(part) - 1
-    for each in (reference, engine):
-        each.cache.reset()
     divergence = torch.cat(divergences)
     return {
         "tokens": tokens,
