@@ -74,13 +74,17 @@ def figures_of(prompts: Sequence[Sequence[Answer]], right: Sequence[Sequence[boo
     def metered(one: Answer) -> int:
         return count(one) * (one.joules is not None)
 
+    def thought(one: Answer) -> bool:
+        """Whether it has a thought, written by the target; the auxiliary alone takes no pass of it."""
+        return bool(one.passes and one.thinking_passes)
+
     found = {
         "tokens_per_pass": sums(count, lambda one: one.passes),
         "tokens_per_second": sums(count, lambda one: one.seconds or 0.0),
-        "thinking": sums(lambda one: one.thinking_tokens, lambda one: one.thinking_passes),
+        "thinking": sums(lambda one: one.thinking_tokens, lambda one: one.thinking_passes * thought(one)),
         "answering": sums(
-            lambda one: (count(one) - one.thinking_tokens) * bool(one.thinking_passes),
-            lambda one: (one.passes - one.thinking_passes) * bool(one.thinking_passes),
+            lambda one: (count(one) - one.thinking_tokens) * thought(one),
+            lambda one: (one.passes - one.thinking_passes) * thought(one),
         ),
         "perplexity": sums(lambda one: one.nll or 0.0, lambda one: one.nll is not None, exponential=True),
         "distinct_2": sums(lambda one: distinct(one.tokens, 2) or 0.0, lambda one: count(one) > 1),
