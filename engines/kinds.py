@@ -53,7 +53,6 @@ class Kind:
         options: what `Placement` may say of this kind alone.
         paged: whether its rows share a pool of pages.
         capturable: whether its steps can be part of a captured block on a GPU.
-        drafters: providers on each of which an auxiliary is timed, where this one is asked for; the fastest runs it.
         compiler: the Python module that builds and runs its plans.
         compiles: what its plans are made of.
         spare_columns: of its rows, behind their capacity: they take what padded rows of captured blocks write.
@@ -72,7 +71,6 @@ class Kind:
     options: tuple[str, ...] = ()
     paged: bool = False
     capturable: bool = False
-    drafters: tuple[str, ...] = ()
     compiler: str = ""
     compiles: Literal["graph", "checkpoint"] = "graph"
     spare_columns: int = 0
@@ -123,7 +121,6 @@ KINDS = (
         opener="engines.openvino.engine:open_openvino",
         options=("compute", "kv_cache"),
         paged=True,
-        drafters=("openvino", "cpu"),
     ),
     Kind(
         format="torch",

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from engines.base import EngineSpec
-from engines.kinds import FORMATS, KINDS, Kind, kind_of
+from engines.kinds import FORMATS, KINDS, QUANTIZED, Kind, kind_of
 from mtad import __version__
 from mtad.errors import InvalidInput
 
@@ -54,8 +54,8 @@ class Placement:
     def chosen(self, engines: Mapping[Path, EngineSpec]) -> tuple[Placement, str]:
         """The same with a provider for all of these engines, where they are ONNX graphs, and why it is that one.
 
-        On a CPU that is openvino where it is installed and knows the models, if the CPU computes in bfloat16 or an
-        option of openvino is given. Where a provider was asked for, it stays, and the reason is empty.
+        On a CPU that is openvino where it is installed and knows the models, if the CPU computes in bfloat16, the first
+        is quantized, or an option of openvino is given. Where a provider was asked for, it stays, without a reason.
         """
         if self.provider is not None or any(FORMATS[spec.format].stored != "graph" for spec in engines.values()):
             return self, ""
@@ -64,7 +64,8 @@ class Placement:
         from engines.openvino.graph import computes_bfloat16, read_graph
 
         try:
-            if not (self.compute or self.kv_cache or computes_bfloat16()):
+            quantized = next(iter(engines.values())).precision in QUANTIZED
+            if not (self.compute or self.kv_cache or quantized or computes_bfloat16()):
                 why = "this CPU has no bfloat16, and without it ONNX Runtime is faster than OpenVINO"
                 return replace(self, provider="cpu"), f"--provider auto is cpu here: {why}"
             for folder, spec in engines.items():

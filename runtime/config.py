@@ -44,10 +44,10 @@ class RuntimeConfig:
         device: Where both engines run: cpu, cuda, or cuda:N for GPU number N.
         threads: CPU threads of each engine; by default, all cores.
         provider: What runs ONNX engines: openvino on a CPU, or ONNX Runtime's execution provider cpu or cuda. With
-            auto: cuda on a GPU; on a CPU that computes in bfloat16 openvino, where it is installed and knows the
-            models; else cpu.
+            auto: cuda on a GPU; on a CPU openvino, where it is installed and knows the models, if the CPU computes in
+            bfloat16, or if the target is quantized and a timing finds it faster; else cpu.
         compute: Type that OpenVINO computes in: float32 or bfloat16; by default, bfloat16 where the CPU has
-            instructions for it.
+            instructions for it and the weights are not quantized.
         kv_cache: Type that OpenVINO keeps its cache in: float32, bfloat16 or u8; by default, the one it computes in.
         attention: Attention implementation of PyTorch engines: sdpa, or triton on a GPU; by default, that of the
             device.

@@ -15,14 +15,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from engines.base import Engine
 from engines.capture import MAX_GRAPHS
 from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
-from engines.kinds import Kind
 from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
-from engines.placement import Placement
 from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig
+from runtime.fastest import choose_provider, fastest_placement
 from runtime.speculation.planner import DraftCosts
 from runtime.step_times import LEVELS, draft_seconds, step_seconds
 
@@ -129,7 +128,9 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
     if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
-    placement, why = config.placement.chosen({folder / name: spec for name, spec in specs.items()})
+    fewest = rows or (1 if config.memory is not None else target.rows)  # a timing takes no more memory than is allowed
+    timed = {folder / name: replace(spec, rows=fewest) for name, spec in specs.items()}
+    placement, why = choose_provider(config.placement, timed)
     kinds = [placement.check(spec) for spec in specs.values()]
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)
@@ -149,10 +150,12 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     else:
         engine = open_engine(folder / "target", placement, rows)
     drafter: Engine = NoAuxiliary(engine.spec, str(engine.device))
-    apart = ""
+    own = placement
     if "auxiliary" in specs:
-        drafter = _open_auxiliary(folder / "auxiliary", placement, kinds[1], rows)
-        apart = ", which drafts faster" if kinds[1].drafters and type(drafter) is not type(engine) else ""
+        if kinds[1].provider == "openvino":
+            own = fastest_placement(folder / "auxiliary", replace(auxiliary, rows=engine.spec.rows), placement)
+        drafter = open_engine(folder / "auxiliary", own, rows)
+    apart = "" if own is placement else ", which drafts faster"
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{apart}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
     pair = Pair(
@@ -187,25 +190,6 @@ def _check_memory(wanted: Memory) -> None:
     if wanted.total > there:
         problem = f"{wanted}, and this machine has {format_bytes(there)}; give fewer, or --memory for as many as fit"
         raise InvalidInput("rows", wanted.rows, problem)
-
-
-def _open_auxiliary(folder: Path, placement: Placement, kind: Kind, rows: int | None) -> Engine:
-    """Open the auxiliary's engine; where there is a choice, on the provider where its own drafts take the shortest.
-
-    Small models are bound by what a runtime does between operators, which ONNX Runtime has less of.
-    """
-    if not kind.drafters:
-        return open_engine(folder, placement, rows)
-    engines = {}
-    for name in kind.drafters:
-        plain: dict[str, Any] = dict.fromkeys(kind.options)  # the others have none of these
-        own = placement if name == kind.provider else replace(placement, provider=name, **plain)
-        engines[name] = open_engine(folder, own, rows)
-    seconds = {name: draft_seconds(one, 1) + draft_seconds(one, one.spec.rows) for name, one in engines.items()}
-    best = min(seconds, key=seconds.__getitem__)
-    each = ", ".join(f"{name} {500 * taken:.2f} ms" for name, taken in seconds.items())
-    log.info("the auxiliary runs on provider %s: drafts take %s", best, each)
-    return engines[best]
 
 
 def read_description(folder: Path) -> dict[str, Any]:

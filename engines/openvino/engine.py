@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
+from engines.kinds import QUANTIZED
 from engines.openvino.cache import OpenVinoCache
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
 from engines.openvino.run import Run, padded
@@ -39,7 +40,8 @@ class OpenVinoEngine(Engine):
     agree with ONNX Runtime's up to rounding, and a row's depend in their last bits on the other rows.
 
     Args:
-        compute: of arithmetic, one of `COMPUTE`; default: bfloat16 where the CPU has it.
+        compute: of arithmetic, one of `COMPUTE`; default: bfloat16 where the CPU has it, but float32 with quantized
+            weights, whose products OpenVINO computes in 8 bits only then (`dnnl_fullyconnected_primitive.cpp`).
         kv_cache: of the cache, one of `KV_CACHE`; default: as `compute`.
 
     Raises:
@@ -55,7 +57,7 @@ class OpenVinoEngine(Engine):
         ov = self._ov = load_openvino()
         core = ov.Core()
         has_bfloat16 = computes_bfloat16()
-        compute = compute or ("bfloat16" if has_bfloat16 else "float32")
+        compute = compute or ("bfloat16" if has_bfloat16 and spec.precision not in QUANTIZED else "float32")
         kv_cache = kv_cache or compute
         for name, value, known in (("compute", compute, COMPUTE), ("kv_cache", kv_cache, KV_CACHE)):
             if value not in known:
@@ -67,6 +69,7 @@ class OpenVinoEngine(Engine):
             "KV_CACHE_PRECISION": KV_CACHE[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,  # activations share a scale as weights do; by default, only 32 do
         }
         self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"
         model = read_graph(folder / "model.onnx", spec)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +23,6 @@ TOKENS = 4096
 """Tokens of text at most that logits are compared on."""
 CHUNK = 64
 """Tokens of a text in one step."""
-CONTEXT, REPEATS = 256, 41
-"""Columns attended to, and repetitions, when steps are timed."""
 NEUTRAL_TEXT = Path(__file__).with_name("neutral.jsonl")
 """What is measured on where the user gives no text of their own: prose, questions, code and data, about 900 tokens."""
 
@@ -87,12 +83,11 @@ def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[
     """
     tokens, most, total, agree = 0, 0.0, 0.0, 0
     divergences, losses = list[Tensor](), ([0.0], [0.0])
-    width = min(reference.spec.vocab_size, engine.spec.vocab_size)
     for text in texts:
         part = text[: min(engine.spec.capacity, TOKENS + 1 - tokens)]
         if len(part) < 2:
             continue
-        expected, found = (logits_on(each, part)[:, :width] for each in (reference, engine))
+        expected, found = (logits_on(each, part) for each in (reference, engine))
         difference = (expected - found).abs()
         most, total = max(most, float(difference.max())), total + float(difference.double().mean(1).sum())
         logs = torch.log_softmax(expected, -1), torch.log_softmax(found, -1)
@@ -101,8 +96,6 @@ def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[
         for loss, log in zip(losses, logs, strict=True):
             loss[0] -= float(log.gather(1, torch.tensor(part[1:])[:, None]).double().sum())
         tokens += len(part) - 1
-    for each in (reference, engine):
-        each.cache.reset()
     divergence = torch.cat(divergences)
     return {
         "tokens": tokens,
@@ -115,53 +108,23 @@ def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[
     }
 
 
-def time_steps(reference: Engine, engine: Engine, steps: int) -> dict[str, Any]:
-    """Milliseconds of a step of `steps` tokens of one row after `CONTEXT` columns, the two engines in turn.
-
-    Returns:
-        quartiles of either, and of the ratio engine / reference of neighbouring steps.
-    """
-    capacity = engine.spec.capacity
-    start = min(CONTEXT, capacity - steps)
-    step = Step.causal(torch.zeros(1, steps, dtype=torch.int64), start, capacity, torch.arange(steps))
-    seconds: list[list[float]] = [[], []]
-    for repeat in range(REPEATS + 5):
-        for each, taken in zip((reference, engine), seconds, strict=True):
-            began = time.perf_counter()
-            each.step(step)
-            if repeat >= 5:  # the first ones allocate
-                taken.append(1e3 * (time.perf_counter() - began))
-    for each in (reference, engine):
-        each.cache.reset()
-    ratios = [ours / theirs for theirs, ours in zip(*seconds, strict=True)]
-    figures: dict[str, Any] = {"tokens": steps, "context": start}
-    for name, values in zip(("float32_ms", "engine_ms", "ratio"), (*seconds, ratios), strict=True):
-        figures[name] = [round(value, 4) for value in statistics.quantiles(values, method="inclusive")]
-    return figures
-
-
 def measure(
     reference: Path, pair: Path, name: str, calibration: Calibration, engine: Path | None = None
 ) -> dict[str, Any]:
     """One engine's part of the report.
 
     Args:
-        engine: folder of the engine, if what the pair has in its place is run for it; its steps are not timed then.
+        engine: folder of the engine, if what the pair has in its place is run for it.
     """
     engines = open_engine(reference / name), open_engine(pair / name)
     sizes = [
         sum(file.stat().st_size for file in folder.glob("model*"))
         for folder in (reference / name, engine or pair / name)
     ]
-    verify = 5  # a last committed token, and a chain of four behind it
     return {
         "precision": engines[1].spec.precision,
         "bytes": {"float32": sizes[0], "engine": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)},
-        **(
-            {"executed": "the plan's graph, on a CPU: products of the dequantised numbers in float32"}
-            if engine
-            else {"step": {"decode": time_steps(*engines, 1), "verify": time_steps(*engines, verify)}}
-        ),
+        **({"executed": "the plan's graph, on a CPU, in float32"} if engine else {}),
         "text": {
             "file": calibration.name,
             "bundled": calibration.bundled,

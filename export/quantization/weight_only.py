@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -27,18 +26,14 @@ CONTRIBUTED = "com.microsoft"
 """The operator domain that MatMulNBits belongs to."""
 
 
-class Blocks(NamedTuple):
-    """Weight-only quantisation: `size` weights of `bits` each, along the axis that is summed over, share their scale.
-
-    Smaller blocks follow the weights better and cost more scales and zero points.
-    """
-
-    bits: int
-    size: int
+WEIGHT_ONLY = {"int8": 8, "int4": 4}
+"""Bits of a weight by precision. There are no zero points: with them OpenVINO has no 8-bit products on CPUs without
+AVX-512, nor on others for 4 bits and an odd number of blocks (docs/cpu.md)."""
 
 
-WEIGHT_ONLY = {"int8": Blocks(8, 128), "int4": Blocks(4, 32)}
-"""Schemes by precision; the sizes are those common for the widths, 0.16 and 1 bit per weight on top."""
+def block_size(columns: int) -> int:
+    """Weights in a block: the fewest scales, but whole blocks, without which OpenVINO has the weights in float32."""
+    return next((size for size in (128, 64, 32, 16) if columns % size == 0), 128)
 
 
 def quantize_graph(
@@ -73,12 +68,11 @@ def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
 
 
 def _quantize_blocks(
-    model: ir.Model, products: list[ir.Node], blocks: Blocks, packed: Mapping[str, Callable[[], Packed]]
+    model: ir.Model, products: list[ir.Node], bits: int, packed: Mapping[str, Callable[[], Packed]]
 ) -> None:
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
-    config = DefaultWeightOnlyQuantConfig(block_size=blocks.size, accuracy_level=ACCURACY, bits=blocks.bits)
-    quantizer, graph = DefaultWeightOnlyQuantizer(config), model.graph
+    graph = model.graph
     made: dict[str, tuple[list[ir.Value], dict[str, int]]] = {}
 
     def quantized(node: ir.Node, weight: ir.Value) -> tuple[Iterable[ir.TensorProtocol], dict[str, int]]:
@@ -86,9 +80,10 @@ def _quantize_blocks(
         if packed:
             arrays, attributes = _as_blocks(packed[name.removesuffix(TRANSPOSED)]())
             return [ir.tensor(array, name=f"{name}{end}") for end, array in arrays.items()], attributes
-        holder = onnx.GraphProto()
-        holder.initializer.append(onnx.numpy_helper.from_array(constant(weight), name))
-        (proto,) = quantizer.quantize(ir.to_proto(node), [holder])
+        holder, array = onnx.GraphProto(), constant(weight)
+        holder.initializer.append(onnx.numpy_helper.from_array(array, name))
+        config = DefaultWeightOnlyQuantConfig(block_size(len(array)), True, ACCURACY, bits=bits)
+        (proto,) = DefaultWeightOnlyQuantizer(config).quantize(ir.to_proto(node), [holder])
         return map(ir.from_proto, holder.initializer[1:]), {one.name: one.i for one in proto.attribute}
 
     for node in products:
@@ -115,8 +110,8 @@ def _quantize_blocks(
 def _as_blocks(packed: Packed) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """A packed matrix as MatMulNBits has it: its tensors by what their names end in, and its attributes."""
     (count, columns), groups = packed.numbers.shape, packed.scales.shape[1]
-    block = next((size for size in (128, 64, 32, 16) if columns // groups % size == 0), 0)
-    if not block:
+    block = block_size(columns // groups)
+    if columns // groups % block:
         raise InvalidInput("precision", "int4", f"its weights have groups of {columns // groups} columns; give float32")
 
     def joined(numbers: torch.Tensor) -> np.ndarray:
@@ -143,7 +138,7 @@ def dequantized(path: Path) -> dict[str, Callable[[], np.ndarray]]:
         if node.op_type == "MatMulNBits":
             rows, columns, bits, size = (int(node.attributes[key].value) for key in ("K", "N", "bits", "block_size"))
             name = names[0].removesuffix(f"_Q{bits}")
-            found[name] = partial(_unpacked, partial(arrays, names), (rows, columns), Blocks(bits, size))
+            found[name] = partial(_unpacked, partial(arrays, names), (rows, columns), bits, size)
         elif node.op_type == "DequantizeLinear" and (matrix := str(node.inputs[0] and node.inputs[0].name)) in stored:
             found[matrix] = partial(_scaled, partial(arrays, [matrix, names[0]]))
     return found
@@ -155,19 +150,19 @@ def _scaled(arrays: Callable[[], list[np.ndarray]]) -> np.ndarray:
     return np.asarray(values * scale)
 
 
-def _unpacked(arrays: Callable[[], list[np.ndarray]], shape: tuple[int, int], blocks: Blocks) -> np.ndarray:
+def _unpacked(arrays: Callable[[], list[np.ndarray]], shape: tuple[int, int], bits: int, size: int) -> np.ndarray:
     """[K, N] of a MatMulNBits weight: [N, blocks, bytes], the low half of a byte before the high one."""
     rows, columns = shape
-    packed, scales, zeros = arrays()
+    packed, scales, *zeros = arrays()
 
     def numbers(array: np.ndarray) -> np.ndarray:
-        if blocks.bits == 8:
+        if bits == 8:
             return array
         return np.stack([array & 15, array >> 4], -1).reshape(*array.shape[:-1], -1)
 
-    count = -(-rows // blocks.size)
+    count = -(-rows // size)
     values = numbers(packed.reshape(columns, count, -1)).astype(np.float32)
-    zero = numbers(zeros.reshape(columns, -1))[:, :count, None].astype(np.float32)
+    zero = numbers(zeros[0].reshape(columns, -1))[:, :count, None].astype(np.float32) if zeros else 1 << bits - 1
     whole = (values - zero) * scales.reshape(columns, count, 1)
     return np.ascontiguousarray(whole.reshape(columns, -1)[:, :rows].T)
 

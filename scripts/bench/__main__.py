@@ -41,7 +41,7 @@ def parser(name: str) -> Parser:
     if name in ("peers", "steps"):
         add("--sizes", nargs="+", choices=SIZES, default=list(SIZES[:3]), help="of the pair (default %(default)s)")
     if name == "peers":
-        add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="(default %(default)s)")
+        add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS)[:2], help="(default %(default)s)")
         add("--methods", nargs="+", default=list(OURS), help="ours, beside sample (default %(default)s)")
         add("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="none, if no name follows (default all)")
         add("--peer-temperature", type=float, help="peers with draft models also run at this one")

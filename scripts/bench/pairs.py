@@ -31,8 +31,8 @@ def checkpoints(size: str) -> Path:
     return folder
 
 
-def exported(size: str, format: str = "onnx") -> Path:
+def exported(size: str, format: str = "onnx", precision: str | None = None) -> Path:
     """Our export, which is made anew where it is out of date."""
-    folder, sources = folder_of(size) / f"pair-{format}", [str(checkpoints(size) / role) for role in ROLES]
-    export_pair(folder, ExportOptions(*sources, format=format), overwrite=True)
+    folder, sources = folder_of(size) / f"pair-{precision or format}", [str(checkpoints(size) / role) for role in ROLES]
+    export_pair(folder, ExportOptions(*sources, format=format, precision=precision), overwrite=True)
     return folder

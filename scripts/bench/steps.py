@@ -25,12 +25,16 @@ from scripts.bench.pairs import exported
 from scripts.results import Rows
 
 ENGINES = {
-    "onnxruntime f32": ("onnx", "cpu", None),
-    "openvino f32": ("onnx", "openvino", "float32"),
-    "openvino bf16": ("onnx", "openvino", "bfloat16"),
-    "torch f32": ("torch", None, None),
+    "onnxruntime f32": ("onnx", None, "cpu", None),
+    "onnxruntime int8": ("onnx", "int8", "cpu", None),
+    "onnxruntime int4": ("onnx", "int4", "cpu", None),
+    "openvino f32": ("onnx", None, "openvino", "float32"),
+    "openvino bf16": ("onnx", None, "openvino", "bfloat16"),
+    "openvino int8": ("onnx", "int8", "openvino", None),
+    "openvino int4": ("onnx", "int4", "openvino", None),
+    "torch f32": ("torch", None, None, None),
 }
-"""Format, provider and compute by engine."""
+"""Format, precision, provider and compute by engine."""
 TOKENS = (1, 5, 17)
 CONTEXT, WARM_UP, REPEATS = 128, 3, 24
 """Tokens before a step, steps that are not timed, and that are."""
@@ -63,9 +67,9 @@ def run(options: Namespace) -> dict[str, Any]:
     found = []
     torch.set_num_threads(cores())
     for size, name in tqdm(list(itertools.product(sizes, engines)), desc="steps", unit="engine"):
-        format, provider, compute = ENGINES[name]
+        format, precision, provider, compute = ENGINES[name]
         place = Placement(threads=cores(), provider=provider, compute=compute)
-        engine = open_engine(exported(size, format) / "target", place, rows[-1])
+        engine = open_engine(exported(size, format, precision) / "target", place, rows[-1])
         found += [{"engine": name, "size": size, **one} for one in measure(engine, rows, repeats)]
     return {"steps": found}
 

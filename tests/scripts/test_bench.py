@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_peers_compares_our_methods_and_a_library_by_requests_in_flight(
     run: Callable[..., Any], demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairs, "exported", lambda size: demo_pair)
+    monkeypatch.setattr(pairs, "exported", lambda size, precision: demo_pair)
     monkeypatch.setattr(pairs, "folder_of", lambda size: tmp_path)
     monkeypatch.setattr(catalog, "LIBRARIES", [row for row in catalog.LIBRARIES if row[1] != "openvino"])
     monkeypatch.setattr(catalog, "DRAFTS", {"huggingface": ()})
@@ -61,7 +61,7 @@ def test_peers_compares_our_methods_and_a_library_by_requests_in_flight(
 def test_steps_times_every_engine(
     run: Callable[..., Any], pair_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "exported", lambda size, name: pair_folders(name))
+    monkeypatch.setattr(steps, "exported", lambda size, name, precision: pair_folders(name))
     _, *rows = run("steps")["steps"]
     assert {(row[0], row[2]) for row in rows} >= {(name, n) for name in ("onnxruntime f32", "torch f32") for n in "12"}
     assert all(float(cell) > 0 for row in rows for cell in row[3:])

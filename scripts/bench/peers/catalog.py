@@ -16,8 +16,14 @@ from mtad.methods import METHODS
 from scripts.paths import ROOT
 
 SIZES = ("demo", "78M", "310M", "1B")
-PRECISIONS = {"float32": "in float32", "fastest": "each at its fastest precision"}
-"""`fastest` is bfloat16 where a library can, and what OpenVINO GenAI chooses, with a cache of 8-bit integers."""
+PRECISIONS = {
+    "float32": "in float32",
+    "fastest": "each at its fastest precision",
+    "int8": "with weights of 8 bits",
+    "int4": "with weights of 4 bits",
+}
+"""`fastest` is bfloat16 where a library can, and what OpenVINO GenAI chooses, with a cache of 8-bit integers. Weights
+of 8 and 4 bits are those that each library makes of the checkpoint by itself."""
 LIBRARIES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("float32", "onnxruntime", "ours", {"provider": "cpu", "compute": None}),
     ("float32", "openvino", "ours", {"provider": "openvino", "compute": "float32"}),
@@ -30,6 +36,15 @@ LIBRARIES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("fastest", "llama.cpp", "llama_cpp", {"weights": "BF16", "kv_cache": "F16"}),
     ("fastest", "onnxruntime-genai", "onnxruntime_genai", {"builder": "fp32"}),
     ("fastest", "huggingface", "huggingface", {"dtype": "bfloat16"}),
+    ("int8", "onnxruntime", "ours", {"provider": "cpu", "compute": None}),
+    ("int8", "openvino", "ours", {"provider": "openvino", "compute": None}),
+    ("int8", "openvino-genai", "openvino_genai", {"weights": "int8", "precision": ""}),
+    ("int8", "llama.cpp", "llama_cpp", {"weights": "Q8_0", "kv_cache": "F16"}),
+    ("int4", "onnxruntime", "ours", {"provider": "cpu", "compute": None}),
+    ("int4", "openvino", "ours", {"provider": "openvino", "compute": None}),
+    ("int4", "openvino-genai", "openvino_genai", {"weights": "int4", "precision": ""}),
+    ("int4", "llama.cpp", "llama_cpp", {"weights": "Q4_0", "kv_cache": "F16"}),
+    ("int4", "onnxruntime-genai", "onnxruntime_genai", {"builder": "int4"}),
 )
 """Precision, library (of `ours`, the engine), module of its worker, and what that module's settings say besides."""
 PEERS = tuple(dict.fromkeys(name for _, name, module, _ in LIBRARIES if module != "ours"))

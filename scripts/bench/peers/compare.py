@@ -27,6 +27,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from engines.kinds import QUANTIZED
 from engines.placement import cores
 from mtad.errors import Failed
 from runtime.config import use_torch
@@ -41,8 +42,9 @@ from scripts.paths import DEMO
 __all__ = ["plot", "run", "tables"]
 
 SAMPLING = {"temperature": 1.0, "top_k": 10, "top_p": 0.9}
-TOLERANCE = {"float32": 1e-3, "fastest": 0.5}
-"""By how much the logit of a greedy token may lie below the largest, under the checkpoint in float32: rounding."""
+TOLERANCE = {"float32": 1e-3, "fastest": 0.5, "int8": 0.5, "int4": 3.0}
+"""By how much the logit of a greedy token may lie below the largest, under the checkpoint in float32: rounding, and
+what quantized weights cost."""
 CHECKED, CHECK_TOKENS, WARM_TOKENS = 4, 32, 12
 JUDGED = 32  # sampled texts of each system, whose likelihood says what its sampling is worth
 LEARNING = 3  # slices before a load's first one, in which automatic drafts learn what pays
@@ -166,7 +168,8 @@ def run(options: Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"threads": cores(), "rows": max(8, *options.loads)}
     journals, sets = list[Path](), dict[str, dict[str, Any]]()
     for size, precision in itertools.product(options.sizes, options.precisions):
-        settings |= {"checkpoints": str(pairs.checkpoints(size)), "pair": str(pairs.exported(size))}
+        weights = precision if precision in QUANTIZED else None
+        settings |= {"checkpoints": str(pairs.checkpoints(size)), "pair": str(pairs.exported(size, precision=weights))}
         systems = catalog(options, precision, {**settings, "folder": str(pairs.folder_of(size))})
         with closing(Comparison(size, precision, systems, base)) as comparison:
             sets.setdefault(size, {})[precision] = comparison.measure(options.loads, options.rounds, judged)

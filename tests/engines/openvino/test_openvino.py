@@ -8,21 +8,23 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import onnx
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engines.base import Engine, Step
+from engines.base import Step
 from engines.folder import open_engine, read_spec
 from engines.openvino import engine as openvino_engine
 from engines.openvino.engine import OpenVinoEngine
 from engines.openvino.graph import computes_bfloat16
 from engines.placement import Placement
+from export.onnx.folding import TRANSPOSED
+from export.quantization.weight_only import block_size, quantize_graph
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig, pair
@@ -36,16 +38,11 @@ LOSSLESS = ("block", "traversal")
 METHODS = ("sample", "speculative", "block", "traversal", "mtad", "mmtad", "relaxed", "mmtad_sample")
 
 
-def _prefer(runtime: str, engine: Engine, rows: int) -> float:
-    """Seconds of a draft, such that the auxiliary runs on this one."""
-    return float(isinstance(engine, OpenVinoEngine) != (runtime == "openvino"))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def auxiliary_on_openvino() -> Iterator[None]:
     """Where it runs is otherwise a race, which ONNX Runtime wins with models as small as these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair, "draft_seconds", partial(_prefer, "openvino"))
+        patch.setattr(pair, "fastest_placement", lambda folder, spec, placement: placement)
         yield
 
 
@@ -80,6 +77,26 @@ def test_the_default_type_is_near_the_checkpoint(folder: Path, reference: LlamaF
     fused = sum(operator.get_rt_info()["layerType"].astype(str) == "LLMMLP" for operator in operators)
     amx = "amx_bf16" in Path("/proc/cpuinfo").read_text()
     assert fused == (engine.spec.layers if amx and threads > 1 else 0)
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("int8", "u8"), ("int4", "u4")])
+def test_weights_stay_quantized_with_one_zero_point_and_activations_share_scales_as_they_do(
+    folder: Path, tmp_path: Path, precision: str, kind: str
+) -> None:
+    """Of any other form OpenVINO makes float32, in which it computes on every CPU, or is slow over a few tokens."""
+    source, spec = folder / "target", read_spec(folder / "target")
+    names = {one.name.removesuffix(TRANSPOSED) for one in onnx.load(source / "model.onnx").graph.initializer}
+    quantize_graph(source / "model.onnx", tmp_path / "model.onnx", precision, names, {})
+    engine = OpenVinoEngine(tmp_path, replace(spec, precision=precision), threads=1)
+    compiled = engine._request.get_compiled_model()
+    nodes = compiled.get_runtime_model().get_ops()
+    products = [one for one in nodes if one.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
+    assert len(products) == 7 * spec.layers + 1
+    for product in products:
+        _, weights, _, _, zeros = product.input_values()
+        assert [one.get_element_type().get_type_name() for one in (weights, zeros)] == [kind, kind]
+        assert zeros.get_shape() == [1]
+    assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == block_size(1024)
 
 
 @pytest.mark.slow
@@ -211,7 +228,8 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
 def test_random_schedules_on_few_pages_lose_no_request_and_no_page(
     folder: Path, seed: int, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair, "draft_seconds", partial(_prefer, runtime))
+    if runtime == "cpu":
+        monkeypatch.setattr(pair, "fastest_placement", lambda *_: Placement(provider="cpu"))
     config = replace(FLOAT32, prefix_tokens=0)
     whole = LLM(folder, config).memory
     llm = LLM(folder, replace(config, memory=replace(whole, pages=whole.capacity // whole.page_columns).total))
@@ -328,7 +346,7 @@ def test_auto_is_openvino_on_cpus_with_bfloat16_where_it_knows_the_models_else_o
     monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: False)
     provider, why = provider_of()
     assert (provider, "bfloat16" in why) == ("cpu", True)
-    assert provider_of(kv_cache="u8")[0] == "openvino"
+    assert provider_of(kv_cache="u8")[0] == provider_of(precision="int4")[0] == "openvino"
     monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: True)
     assert provider_of()[0] == "openvino"
     assert provider_of("cuda:0") == ("cuda", "--provider auto is cuda on cuda:0")

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from engines.folder import open_engine, read_spec, write_spec
 from engines.kinds import QUANTIZED
 from engines.onnx.engine import OnnxRuntimeEngine
+from engines.placement import Placement
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled
 from export.onnx.folding import TRANSPOSED
@@ -27,6 +28,7 @@ from export.plan import plan_pair
 from export.quantization.report import compare_on_text, logits_on
 from export.quantization.weight_only import (
     WEIGHT_ONLY,
+    block_size,
     dequantized,
     quantize_graph,
     quantized_weights,
@@ -97,6 +99,9 @@ def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
     model, weights = reference_of(family_checkpoint(family), quantized(family, precision) / "model.onnx")
     with filled(model, weights, torch.float32) as reference:
         assert verify_activations(engine, expect(reference, engine.spec)) <= ACTIVATIONS[precision]
+        if family == "tied":
+            other = open_engine(quantized(family, precision), Placement(provider="openvino", kv_cache="u8"))
+            assert verify_activations(other, expect(reference, engine.spec)) <= ACTIVATIONS[precision]
     flipped = filled(model, lambda name: weights(name).flip(0), torch.float32)
     with flipped as wrong:
         expected = expect(wrong, engine.spec)
@@ -114,13 +119,14 @@ def test_a_quantised_weight_is_within_half_a_step_of_the_checkpoints(
     assert len(found) == 8
     for name, matrix in found.items():
         ours, theirs = matrix(), weights(name.removesuffix(TRANSPOSED)).T.numpy()
-        size, levels = WEIGHT_ONLY[precision].size, 2 ** WEIGHT_ONLY[precision].bits - 1
+        size, half = block_size(len(theirs)), 2 ** (WEIGHT_ONLY[precision] - 1)
+        assert len(theirs) % size == 0
         for start in range(0, len(theirs), size):
-            block = theirs[start : start + size]
-            least, most = np.minimum(block.min(0), 0), np.maximum(block.max(0), 0)  # zero is always exact
-            widest = np.maximum(most - least, 2 * np.maximum(most, -least))  # with or without a zero point
-            assert (np.abs(ours[start : start + size] - block) <= 0.51 * widest / levels + 1e-6).all()
-            assert (np.abs(ours[start : start + size] - block) > 0).any()
+            block, found_block = theirs[start : start + size], ours[start : start + size]
+            largest = np.take_along_axis(block, np.abs(block).argmax(0)[None], 0)  # of each column
+            steps = -block * half / largest
+            assert (np.abs(-found_block * half / largest - np.clip(steps, -half, half - 1)) <= 0.51).all()
+            assert (np.abs(found_block - block) > 0).any()
 
 
 @pytest.mark.slow
@@ -243,11 +249,6 @@ class TestPair:
         assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
         assert report["verification"]["computed_in_float32"] <= TOLERANCE["float32"]
         assert 0 < report["verification"]["activations"] <= ACTIVATIONS["int4"]
-        for name, steps in (("decode", 1), ("verify", 5)):
-            timed = report["step"][name]
-            assert timed["tokens"] == steps
-            assert sorted(timed["ratio"]) == timed["ratio"]
-            assert timed["ratio"][1] > 0
 
     @pytest.mark.slow
     def test_the_same_export_again_touches_nothing(self, mixed: Path, checkpoints: tuple[Path, Path]) -> None:
