@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
@@ -12,19 +11,26 @@ KEPT_TIMES, FEW = 32, 8
 
 
 class BlockTimes:
-    """Seconds of the latest blocks, by number of rows and length of draft, relative to the machine's recent speed."""
+    """Seconds of the latest blocks, by number of rows and length of draft, relative to the machine's recent speed.
+
+    Each time moves the speed, and by less, in the same proportion, what is usual for its kind. So the speed goes as far
+    as blocks take longer than they did, and no further, however long nothing else is measured.
+    """
 
     def __init__(self) -> None:
         self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
         self._last_block, self._slowness = (0, 0), 1.0
+        self._usual: dict[tuple[int, int], float] = {}
 
     def add(self, rows: int, length: int, seconds: float, alone: bool = True) -> None:
         """Learn from a block, unless something was computed beside it."""
         seconds, block = max(seconds, 1e-9), (_bucket(rows), length)
         if alone and block == self._last_block:  # the first one of another shape takes longer
-            if known := self._seconds.get(block):
-                self._slowness *= min(2.0, seconds / (self._slowness * statistics.median(known))) ** 0.125
-            self._seconds[block].append(seconds / self._slowness)
+            known, usual = self._seconds[block], self._usual.setdefault(block, seconds / self._slowness)
+            change = min(2.0, max(0.5, seconds / (self._slowness * usual)))
+            self._slowness *= change**0.125
+            self._usual[block] *= change ** (1 / (2 + len(known)))
+            known.append(seconds / self._slowness)
         self._last_block = block
 
     def measured(self, rows: int) -> set[int]:

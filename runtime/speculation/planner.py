@@ -19,6 +19,9 @@ INTERVAL = 4
 PROBE_SHARE = 0.01
 """Probes lose at most this share of the time."""
 
+NEAR = 2.0
+"""Probed are lengths that seem at most so many times slower than the choice: a first impression may be wrong."""
+
 GAIN = 1.03
 """The choice is changed for a length that promises this much more: times differ from block to block."""
 
@@ -66,8 +69,8 @@ class Planner:
     most expected tokens of all requests per second, by the measured seconds of blocks of about so many rows. A length
     that was not measured yet takes what those beside it say, and a machine that slows down does so for all alike, so
     seconds are kept relative to its recent speed. Drafting also means storing each prompt in the auxiliary's cache,
-    which is charged per token of text, as a mean over ended requests. Now and then a probe runs a length next to the
-    choice. A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a
+    which is charged per token of text, as a mean over ended requests. Now and then a probe runs another
+    length. A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a
     lossless method stays lossless.
 
     The others are drafted for by their own text and `costs` alone, at least one token: their tokens depend on neither
@@ -219,8 +222,9 @@ class Planner:
             self._choice = best
         self.length = self._choice
         if not probed and self._clock >= self._next_probe:
+            others = [n for n in lengths if n != self._choice and speeds[n] > speeds[self._choice] / NEAR]
             at = lengths.index(self._choice)
-            beside = lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
-            self.length = beside[self._probes % len(beside)]
+            others = others or lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
+            self.length = others[self._probes % len(others)]
             self._probes, self._probing, self._spent = self._probes + 1, True, 0.0
             self._worth = INTERVAL * (tokens[self.length] / speeds[self._choice] - stored[self.length])

@@ -71,7 +71,7 @@ def test_drafts_that_pay_are_as_long_as_they_pay(cost: Callable[[int, int], floa
     fixed = [decode(repeats, cost, rows, 400, draft_len=length) for length in (1, 2, 4, 8, 16)]
     # 0.84 on a CPU with one row, where 4 and 8 tokens promise as much and 4 give more; 0.99 and above elsewhere
     assert plain / clock > 0.8 * max(other / seconds for seconds, other, _ in fixed)
-    assert plain / clock > 1.02
+    assert plain / clock > 1.0
 
 
 def test_with_a_seed_drafts_follow_the_text_alone() -> None:
