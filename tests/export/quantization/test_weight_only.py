@@ -242,7 +242,7 @@ class TestPair:
         sizes = [sum(f.stat().st_size for f in (mixed / name).glob("model.*")) for name in ("target",)]
         assert report["precision"] == "int4"
         assert report["bytes"]["engine"] == sizes[0] < report["bytes"]["float32"]
-        assert report.keys() >= {"versions", "verification", "bytes", "step"}
+        assert report.keys() >= {"versions", "verification", "bytes"}
         assert report["text"]["bundled"], "and says so"
         assert report["text"]["tokens"] > 40
         assert 0 < report["text"]["kl_nats"]["mean"] < report["text"]["kl_nats"]["max"]
