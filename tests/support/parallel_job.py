@@ -5,6 +5,7 @@ Given are a pair's folder, and folders of checkpoints.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from dataclasses import replace
@@ -29,8 +30,12 @@ LONG = "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1 -- of t
 
 
 def families(*folders: str) -> None:
-    """Each rank opens its shards of these checkpoints, and has their logits."""
-    dist.init_process_group()
+    """Each rank opens its shards of these checkpoints, and has their logits.
+
+    They meet at a file: where the pair's ranks meet, addresses of a group that has ended would be found.
+    """
+    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    dist.init_process_group(init_method=f"file://{folders[0]}/ranks", rank=rank, world_size=ranks)
     for folder in folders:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         shape = cache_shape(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
