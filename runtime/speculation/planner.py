@@ -88,8 +88,7 @@ class Planner:
     def __init__(self, longest: int = LONGEST, costs: DraftCosts | None = None) -> None:
         self._lengths = draft_lengths(min(longest, LONGEST))
         self._costs = costs or DraftCosts()
-        self._first = max(length for length in self._lengths if length <= FIRST)
-        self.length = self._choice = self._first
+        self.length = self._choice = max(length for length in self._lengths if length <= FIRST)
         self.adapts = False
         self._longest, self._times = longest, BlockTimes()
         self._typical = defaultdict[str, Acceptance](Acceptance)
@@ -201,8 +200,8 @@ class Planner:
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
         measured = self._times.measured(len(requests))
-        # at a new number of rows two lengths are run, since a line needs two; one where a fixed row makes both the same
-        untried = [n for n in (self._first, 0) if max(n, fixed) not in measured]
+        # at a new number of rows the choice so far and none are run, since a line needs two lengths
+        untried = [n for n in (self._choice or 1, 0) if max(n, fixed) not in measured]
         if untried and len(measured) < 2:
             self.length = self._choice = untried[0]
             return
