@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from scripts.soak.__main__ import growth, problems
 
 
 @pytest.mark.slow
-def test_a_server_under_attack_gives_every_control_stream_its_text(
-    pair_folders: Callable[[str], Path], tmp_path: Path
-) -> None:
-    command = ("-m", "scripts.soak", "--quick", "--pair", str(pair_folders("onnx")), "--results", str(tmp_path))
+def test_a_server_under_attack_gives_every_control_stream_its_text(demo_pair: Path, tmp_path: Path) -> None:
+    command = ("-m", "scripts.soak", "--quick", "--pair", str(demo_pair), "--results", str(tmp_path))
     subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
     figures = json.loads((tmp_path / "soak.json").read_text())["figures"]
     assert not [problem for problem in problems(figures) if "waited" not in problem], "how long depends on the machine"
