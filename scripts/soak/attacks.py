@@ -150,7 +150,7 @@ Made = tuple[str, float, float, list[int]]
 
 
 def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
-    """Make the attacks of these names, one after another in ever new orders, for so many seconds."""
+    """Make the attacks of these names, the first one, then all in ever new orders, for so many seconds."""
     made, numbers, known = list[Made](), itertools.count(), [one for one in ATTACKS if one.name in attacks]
 
     async def make(name: str, *attacks: Attack) -> None:
@@ -161,6 +161,7 @@ def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
         made.append((name, began, time.monotonic(), answers))
 
     async def attack() -> None:
+        await make(known[0].name, known[0])  # however short the time is
         async with asyncio.timeout(seconds):
             while True:
                 for one in random.sample(known, len(known)):
