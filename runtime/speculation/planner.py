@@ -70,9 +70,10 @@ class Planner:
     most expected tokens of all requests per second, by the measured seconds of blocks of about so many rows. A length
     that was not measured yet takes what those beside it say, and a machine that slows down does so for all alike, so
     seconds are kept relative to its recent speed. Drafting also means storing each prompt in the auxiliary's cache,
-    which is charged per token of text, as a mean over ended requests. Now and then a probe runs another length. A choice
-    depends on past blocks alone, and never on the random numbers of the block that it is for; so a lossless method stays
-    lossless.
+    which is charged per token of text, as a mean over ended requests. Now and then a probe runs another length.
+
+    A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a lossless
+    method stays lossless.
 
     The others are drafted for by their own text and `costs` alone, at least one token: their tokens depend on neither
     clock nor batch.

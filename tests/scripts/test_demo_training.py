@@ -76,6 +76,15 @@ def test_a_pair_in_a_row_is_read_as_if_the_schema_stood_in_front_of_it_alone(sma
             assert WORDS.decode(batch.inputs["input_ids"][0, at]) == WORDS.decode(text)
 
 
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
+def test_a_cpu_without_bfloat16_orthogonalizes_gradients_in_float32(shape: tuple[int, int]) -> None:
+    grad = torch.randn(shape, generator=torch.manual_seed(1))
+    found = train.orthogonalized(grad, (3.4445, -4.775, 2.0315), 5, 1e-7)
+    assert found.dtype == torch.float32
+    assert (torch.linalg.svdvals(found) - 1).abs().max() < 0.5, "Muon's coefficients come so near to 1, and no nearer"
+    assert (found * grad).sum() > 0
+
+
 def test_from_a_target_that_is_the_same_there_is_nothing_to_learn(small: PreTrainedModel) -> None:
     batch = batches._batch([batches._sql_row(WORDS, *next(dataset.training_groups(7)))], batches.ROW)
 
