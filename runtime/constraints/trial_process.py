@@ -67,7 +67,7 @@ class Compiler:
 
     def prepare(self) -> None:
         """Memory that all grammars share is none of the next one's."""
-        compile_grammar("regex", "a", self._tokenizer)
+        self.run("regex", "a")
 
     def run(self, field: str, text: str) -> dict[str, Any]:
         matcher, problems = compile_grammar(field, text, self._tokenizer)
