@@ -81,6 +81,17 @@ class Grammars:
                 self._prepared = self._prepare()
             return self._prepared
 
+    def forget(self) -> None:
+        """Keep none that met a limit, so that others begin with a new one, and no more than the memory allows.
+
+        They grow while they are followed: to be called when a request that had one ends.
+        """
+        with self._keeping:
+            for key in [key for key, kept in self._kept.items() if kept.hit_limit]:
+                del self._kept[key]
+            while sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+
     def close(self) -> None:
         """End all trials, and begin no more."""
         self._pool.close()
@@ -88,21 +99,11 @@ class Grammars:
     def _find(self, params: DecodingParams) -> Grammar | None:
         """The grammar, if it is kept."""
         key = language(params)
+        self.forget()
         with self._keeping:
-            self._forget()
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
-
-    def _forget(self) -> None:
-        """Keep none that met a limit, so that others begin with a new one, and no more than the memory allows.
-
-        They grow where they are followed, so this is looked at whenever one is asked for.
-        """
-        for key in [key for key, kept in self._kept.items() if kept.hit_limit]:
-            del self._kept[key]
-        while sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
-            self._kept.popitem(last=False)
 
     def _compile(self, params: DecodingParams, trials: Trials) -> Grammar:
         if (known := self._find(params)) is not None:
@@ -123,7 +124,7 @@ class Grammars:
         grammar.empty = self._follow(grammar, replace(params, min_tokens=1)).failure(()) is not None
         with self._keeping:
             self._kept[field, text] = grammar
-            self._forget()
+        self.forget()
         return grammar
 
     def _follow(self, grammar: Grammar, params: DecodingParams) -> Follower:

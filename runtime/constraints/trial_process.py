@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-if sys.platform != "win32":
-    import resource
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 

@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,8 +29,7 @@ HEAD_BYTES = 64 * 1024
 """Largest request line and headers together; what is longer is a 400. A proxy in front may allow less."""
 READ_BYTES = 4096
 """Read from a connection at a time. h11 takes 20 us for each chunk of a body, even if it holds a single byte: 15 ms."""
-TRIM_SECONDS = 10.0
-"""How often freed memory goes back to the system."""
+TRIM_SECONDS = 10.0  # how often freed memory goes back to the system
 FLUSH_SECONDS = 5
 """When all answers are made, clients have so long to read the rest of them before the server ends."""
 
@@ -131,7 +129,7 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.collect()  # the next one comes when there are a quarter more objects than the last one found, which now is none
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         threading.Thread(target=_trim, args=(libc.malloc_trim,), name="mtad-trim", daemon=True).start()
 
 
