@@ -17,10 +17,10 @@ from starlette.types import Message
 from mtad.params import DecodingParams
 from runtime.async_llm import AsyncLLM
 from runtime.config import RuntimeConfig, use_torch
-from runtime.server.app import application
+from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service
-from runtime.server.uvicorn_server import freeze
+from runtime.server.uvicorn_server import settle_memory
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class Replica:
         use_torch()
         self._engine = await asyncio.to_thread(AsyncLLM, pair, config)
         service = Service(self._engine, options)
-        self._app, self._metrics = application(service), service.metrics
-        freeze()
+        self._app, self._metrics = create_app(service), service.metrics
+        settle_memory()
         self._engine.start()
         params = DecodingParams.from_dict({"max_tokens": 1, "min_tokens": 0, "n": 1}, self._engine.llm.pair.defaults)
         await (await self._engine.submit("Hello", params)).result()

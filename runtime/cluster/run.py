@@ -75,10 +75,9 @@ def serve_cluster(
         generations = Generations(pair, config, options, cluster)
         try:
             gateway = Gateway(generations.deploy(), options.request_seconds, generations.board.reports.remote)
-            if hasattr(signal, "SIGHUP"):
-                asked = SimpleQueue[int]()  # a handler of signals may use no lock
-                signal.signal(signal.SIGHUP, lambda number, _: asked.put(number))
-                threading.Thread(target=keep_updating, args=(asked, generations, gateway), daemon=True).start()
+            asked = SimpleQueue[int]()  # a handler of signals may use no lock
+            signal.signal(signal.SIGHUP, lambda number, _: asked.put(number))
+            threading.Thread(target=keep_updating, args=(asked, generations, gateway), daemon=True).start()
             guarded = Guard(gateway, options, lambda path, status: None)
             serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
         finally:  # a Ray cluster of one's own goes on

@@ -22,7 +22,6 @@ from runtime.server.options import ClusterOptions, ServerOptions
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
-PORT = 8000
 LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices", "allow_priority")
 """Fields of `ServerOptions` among the options for authentication and limits."""
 
@@ -41,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     add_pair(described)
     described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
     described.add_argument(
-        "--port", type=int, default=PORT, help="port to listen on; 0 picks a free one (default %(default)s)"
+        "--port", type=int, default=8000, help="port to listen on; 0 picks a free one (default %(default)s)"
     )
     described.add_argument("--model", help="name the pair is served under (default: the folder's)")
     described.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for chat completions")
@@ -113,6 +112,7 @@ def main() -> None:
         from runtime.pair import open_tokenizer
         from runtime.server.app import create_app
         from runtime.server.chat import read_template
+        from runtime.server.service import Service
 
         use_torch()
     if not keys and not is_loopback(options.host):
@@ -133,14 +133,7 @@ def main() -> None:
         serve_cluster(folder, config, settings, cluster, bound, **logs)
         return
     engine = AsyncLLM(LLM(folder, config))
-    scheduler = engine.llm.loop.scheduler
-    log.info(
-        "largest batch: %d requests, each of up to %d tokens, prompt and text together; keys and values of %d tokens",
-        scheduler.rows,
-        scheduler.room_for_tokens,
-        scheduler.rows * scheduler.capacity,
-    )
-    serve(create_app(engine, settings), engine, bound, settings.drain_seconds, **logs)
+    serve(create_app(Service(engine, settings)), engine, bound, settings.drain_seconds, **logs)
     if engine.cause is not None:
         sys.exit(f"mtad serve: failed: the engine stopped: {engine.cause}")
 

@@ -22,8 +22,8 @@ from runtime.constraints.trials import Pool, Trials
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-KEPT_BYTES = 512 * 2**20
-"""Memory of the compiled grammars that are kept."""
+KEPT_BYTES = 128 * 2**20
+"""Memory of the compiled grammars that are kept: some 75 schemas of 30 properties, as `Grammar.bytes` counts them."""
 
 REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",
@@ -81,21 +81,29 @@ class Grammars:
                 self._prepared = self._prepare()
             return self._prepared
 
+    def forget(self) -> None:
+        """Keep none that met a limit, so that others begin with a new one, and no more than the memory allows.
+
+        They grow while they are followed: to be called when a request that had one ends.
+        """
+        with self._keeping:
+            for key in [key for key, kept in self._kept.items() if kept.hit_limit]:
+                del self._kept[key]
+            while sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+
     def close(self) -> None:
         """End all trials, and begin no more."""
         self._pool.close()
 
     def _find(self, params: DecodingParams) -> Grammar | None:
-        """The grammar, if it is kept. One that met a limit is forgotten, so that others begin with a new one."""
+        """The grammar, if it is kept."""
         key = language(params)
+        self.forget()
         with self._keeping:
-            known = self._kept.get(key)
-            if known is not None and known.hit_limit:
-                del self._kept[key]
-                return None
-            if known is not None:
+            if key in self._kept:
                 self._kept.move_to_end(key)
-            return known
+            return self._kept.get(key)
 
     def _compile(self, params: DecodingParams, trials: Trials) -> Grammar:
         if (known := self._find(params)) is not None:
@@ -116,8 +124,7 @@ class Grammars:
         grammar.empty = self._follow(grammar, replace(params, min_tokens=1)).failure(()) is not None
         with self._keeping:
             self._kept[field, text] = grammar
-            while sum(kept.bytes for kept in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+        self.forget()
         return grammar
 
     def _follow(self, grammar: Grammar, params: DecodingParams) -> Follower:

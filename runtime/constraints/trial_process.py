@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-if sys.platform != "win32":
-    import resource
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
@@ -67,7 +66,7 @@ class Compiler:
 
     def prepare(self) -> None:
         """Memory that all grammars share is none of the next one's."""
-        compile_grammar("regex", "a", self._tokenizer)
+        self.run("regex", "a")
 
     def run(self, field: str, text: str) -> dict[str, Any]:
         matcher, problems = compile_grammar(field, text, self._tokenizer)

@@ -103,6 +103,8 @@ class OutputProcessor:
         """A request has ended, begun or not: forget it, and count it."""
         self._detokenizers.pop(request.id, None)
         self._constraints.pop(request.id, None)
+        if request.grammar:
+            self._constrainer.grammars.forget()
         request.statistics.total_seconds = time.perf_counter() - request.arrived
         assert request.finish_reason is not None
         self.totals.ended(request.finish_reason, request.statistics)

@@ -16,9 +16,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from mtad import __version__
-from runtime.async_llm import AsyncLLM
 from runtime.server.middleware import Guard
-from runtime.server.options import ServerOptions
 from runtime.server.routes import Endpoint, document
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
 from runtime.server.service import Service
@@ -30,20 +28,8 @@ _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 
 _HEADERS = {"content-security-policy": f"{_POLICY}frame-ancestors 'none'", "x-content-type-options": "nosniff"}
 
 
-def create_app(engine: AsyncLLM, options: ServerOptions) -> ASGIApp:
-    """The ASGI application. It starts the engine, and stops it in the end.
-
-    Args:
-        engine: an engine that has not been started, for this application alone.
-
-    Raises:
-        InvalidInput: an option cannot be honoured.
-    """
-    return application(Service(engine, options))
-
-
-def application(service: Service) -> ASGIApp:
-    """The ASGI application of a service that was made before."""
+def create_app(service: Service) -> ASGIApp:
+    """The ASGI application. It starts the service's engine, and stops it in the end."""
     rows = table(service)
 
     @asynccontextmanager

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from runtime.async_llm import AsyncLLM
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
 
-PHASES = ("queue", "prefill", "draft", "score", "commit")
+PHASES = ("prefill", "draft", "score", "commit")
 
 
 def exposition(families: list[Metric]) -> Response:
@@ -78,8 +78,7 @@ class Metrics:
             reasons = dict(totals.unrecorded)
             yield _counter("mtad_unrecorded_blocks", "on a GPU, blocks that were no CUDA graph", reasons, "reason")
 
-        seconds = {phase: getattr(totals, f"{phase}_seconds") for phase in PHASES[1:]}
-        seconds = {"queue": totals.queue.sum, **seconds}
+        seconds = {"queue": totals.queue.sum} | {phase: getattr(totals, f"{phase}_seconds") for phase in PHASES}
         yield _counter("mtad_phase_seconds", "seconds by phase: waiting summed over requests", seconds, "phase")
         yield _histogram("mtad_queue_seconds", "from submission until a row was free", totals.queue)
         yield _histogram("mtad_time_to_first_token_seconds", "from submission to the first token", totals.first_token)

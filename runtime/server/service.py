@@ -44,7 +44,7 @@ ParsedRequest = tuple[DecodingParams, Calling | None]
 
 
 class Service:
-    """One engine under one name. Each public coroutine answers a route; what it returns is an ASGI application."""
+    """One engine, not started yet, under one name. Each public coroutine answers a route with an ASGI application."""
 
     def __init__(self, engine: AsyncLLM, options: ServerOptions) -> None:
         self.engine, self.options = engine, options

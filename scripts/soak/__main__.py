@@ -149,7 +149,7 @@ def problems(figures: dict[str, Any]) -> list[str]:
 
 
 def tables(figures: dict[str, Any]) -> dict[str, Rows]:
-    """`soak`: the control streams and the server, alone and beside attacks; `attacks`: what each was answered."""
+    """What is shown: the streams and the server, what each attack was answered, and the memory after each minute."""
     streams, memory = figures["streams"].values(), figures["readings"].values()
     rows = [
         ["", *figures["streams"]],
@@ -164,7 +164,10 @@ def tables(figures: dict[str, Any]) -> dict[str, Rows]:
     for name, one in figures["attacks"].items():
         answers = ", ".join(f"{count} x {status}" for status, count in one["given"].items()).replace(" x 0", " x none")
         attacks.append([name, answers or "not made", f"{1000 * one['gap']:.0f}", f"{1000 * one['health']:.0f}"])
-    return {"soak": rows, "attacks": attacks}
+    readings = [(at, mib) for one in memory for at, mib, _ in one]
+    minutes = {str(int(at // 60) + 1): f"{mib:.0f}" for at, mib in readings}  # the last reading of each
+    after = [["after so many minutes", *minutes], ["resident memory, MiB", *minutes.values()]]
+    return {"soak": rows, "attacks": attacks, "memory": after}
 
 
 def draw(seen: dict[str, Seen], readings: dict[str, list[tuple[float, float, int]]], path: Path) -> None:

@@ -15,7 +15,7 @@ from mtad.params import DecodingParams
 from mtad.rows import RATIOS, RULES, top_k_of
 
 INVALID: dict[str, list[Any]] = {
-    "method": ["beams", "", "MTAD"],
+    "method": ["beams", "", "MTAD", ["mtad"]],
     "draft": ["auxiliary", "", 1, ["lookup"]],
     "draft_len": [0, -1, 129, 1.5, True, "4", None],
     "beam_width": [0, -1, 65, 2.0, False, "4", None],

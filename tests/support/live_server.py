@@ -21,6 +21,7 @@ from openai import OpenAI
 from runtime import LLM, AsyncLLM
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
+from runtime.server.service import Service
 from runtime.server.uvicorn_server import DrainingServer, configure
 from tests.support.paths import ROOT
 from tests.support.waiting import PATIENCE, STARTING, Gate, until
@@ -38,7 +39,7 @@ class LiveServer:
     def __init__(self, llm: LLM, **options: Any) -> None:
         self.engine = AsyncLLM(llm)
         self.options = ServerOptions(**{"model": MODEL, "chat_template": TEMPLATE, "drain_seconds": 5.0, **options})
-        config = configure(create_app(self.engine, self.options))
+        config = configure(create_app(Service(self.engine, self.options)))
         self.server = DrainingServer(config, self.engine, self.options.drain_seconds)
         self._thread = threading.Thread(target=self._run, args=(config,))
 

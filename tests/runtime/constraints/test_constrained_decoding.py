@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from runtime import LLM, DecodingParams, RequestFailed, Result
+from runtime.constraints import grammar
 from runtime.constraints.constraint import ConstraintFailed
 from tests.support.constrained import Asked
 from tests.support.log_probabilities import assert_log_probabilities
@@ -145,9 +146,13 @@ def test_log_probabilities_are_the_unconstrained_targets(plain: LLM, reference: 
         assert_log_probabilities(result, reference, 2)
 
 
-def test_a_grammar_without_a_way_on_fails_its_own_request_and_no_other(plain: LLM) -> None:
+def test_a_grammar_without_a_way_on_fails_its_own_request_and_no_other(
+    plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     doomed = plain.add(PROMPTS[0], replace(BASE, regex="[ab]{2,3}", min_tokens=6))
     fine = plain.add(PROMPTS[1], BASE)
+    assert plain._constrainer.grammars._kept
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 0)
     while not plain.loop.scheduler.idle:
         plain.step()
     with pytest.raises(RequestFailed) as caught:
@@ -157,3 +162,4 @@ def test_a_grammar_without_a_way_on_fails_its_own_request_and_no_other(plain: LL
     assert (failed.field, failed.value) == ("min_tokens", 6)
     assert Result.of(fine).token_ids == plain.generate(PROMPTS[1], BASE)[0].token_ids
     plain.loop.check_integrity()
+    assert not plain._constrainer.grammars._kept, "what grew too large goes when a request ends"

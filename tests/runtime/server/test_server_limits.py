@@ -18,6 +18,7 @@ from runtime import LLM, AsyncLLM
 from runtime.commands.serve import is_loopback, read_keys
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
+from runtime.server.service import Service
 from tests.support.live_server import MODEL, call, connected, gated, live, received
 from tests.support.waiting import PATIENCE, Deadlines, break_steps, own, until
 
@@ -60,7 +61,7 @@ def test_keys_guard_what_costs_something(plain: LLM) -> None:
 
 @pytest.mark.parametrize(("root", "path"), [("/llm", "/llm/v1/models"), ("/v", "/v1/models"), ("", "/v1/models")])
 def test_keys_guard_an_application_that_is_mounted_below_a_path(plain: LLM, root: str, path: str) -> None:
-    app = create_app(AsyncLLM(own(plain)), ServerOptions("m", api_keys=("secret",)))
+    app = create_app(Service(AsyncLLM(own(plain)), ServerOptions("m", api_keys=("secret",))))
     client = TestClient(app, base_url="http://127.0.0.1", root_path=root)
     assert client.get(path).status_code == 401
     assert client.get(path, headers={"authorization": "Bearer secret"}).status_code == 200
