@@ -1,8 +1,4 @@
-"""Attention over a cache of columns with an explicit mask, as transformers' models call it.
-
-The torch engine computes it, whose cache is a pool of pages, and the exporter writes it as the operator `Attention` of
-ONNX opset 24, or as its parts.
-"""
+"""Attention over columns of a cache with an explicit mask, computed, or exported as ONNX's `Attention` or its parts."""
 
 from __future__ import annotations
 
