@@ -114,7 +114,7 @@ def _refused(why: str) -> InvalidInput:
 
 
 def _paged(context: Any, spec: EngineSpec) -> Any:
-    """PagedAttention in place of an Attention, past what `engines.pytorch.hook` put before it."""
+    """PagedAttention in place of an Attention, past what `engines.pytorch.masked_attention` put before it."""
     op = _opset()
     query, key, value, mask = (context.get_input(at) for at in range(4))
     if context.get_attribute("softcap", 0.0):

@@ -16,7 +16,8 @@ from engines.cache.paged import PageCache
 from engines.placement import Placement
 from engines.pytorch.attention import require
 from engines.pytorch.fusion import fuse
-from engines.pytorch.hook import KERNEL, NAME, StepModel, freeze_rope
+from engines.pytorch.hook import StepModel, freeze_rope
+from engines.pytorch.masked_attention import KERNEL, NAME
 
 log = logging.getLogger(__name__)
 

@@ -89,6 +89,3 @@ class ShapeCache(Cache):  # type: ignore[misc]
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.shapes[layer] = key.shape, value.shape
         return key, value
-
-    def __len__(self) -> int:
-        return 0

@@ -97,10 +97,12 @@ class Checkpoint:
         """Longest sequence one engine may hold, in tokens; None if the model sets no limit.
 
         Some rotary embeddings turn keys otherwise once a text is longer than the model was first trained on
-        ("longrope"). Keys that are already in a cache cannot follow, so such an engine ends there.
+        ("longrope"). Keys that are already in a cache cannot follow, so such an engine ends there; so does one whose
+        layers forget what lies before the last border of a chunk, at the first border.
         """
         text = self.config.get_text_config()
-        most = getattr(text, "max_position_embeddings", None)
+        limits = (getattr(text, name, None) for name in ("max_position_embeddings", "attention_chunk_size"))
+        most = min(filter(None, limits), default=None)
         rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
         for kind in (rotary, *(v for v in rotary.values() if isinstance(v, dict))):
             if "longrope" in (kind.get("rope_type"), kind.get("type")):

@@ -26,9 +26,11 @@ def common_vocabulary(
             (t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)),
             key=lambda t: (min(ours.get(t, 2**62), theirs.get(t, 2**62)), t),
         )
+        shared = len(ours.keys() & theirs.keys())
         problem = (
-            f"the vocabularies differ, first at token {token!r}: id {ours.get(token, 'none')} in the target, "
-            f"{theirs.get(token, 'none')} in the auxiliary; give two models with one vocabulary"
+            f"the vocabularies differ ({shared} of the target's {len(ours)} tokens are in both), first at token "
+            f"{token!r}: id {ours.get(token, 'none')} in the target, {theirs.get(token, 'none')} in the auxiliary; "
+            "give two models with one vocabulary, or none, and drafts are looked up in the text"
         )
         raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
     needed = int(max(ours.values())) + 1

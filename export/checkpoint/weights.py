@@ -176,7 +176,9 @@ def read_buffers(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def filled(model: PreTrainedModel, weights: Weights, dtype: torch.dtype) -> Iterator[PreTrainedModel]:
-    """An empty model that reads each module's weights when the module runs, and forgets them again.
+    """An empty model that reads each module's matrices when the module runs, and forgets them again.
+
+    It has its vectors throughout: they are small, and some models use them where their module does not run.
 
     Args:
         dtype: what they are converted to, one module's at a time.
@@ -184,21 +186,20 @@ def filled(model: PreTrainedModel, weights: Weights, dtype: torch.dtype) -> Iter
     empty = {module: dict(module._parameters) for module in model.modules() if module._parameters}
     paths = {module: f"{name}." if name else "" for name, module in model.named_modules()}
 
-    def fill(module: torch.nn.Module, *_: object) -> None:
+    def fill(module: torch.nn.Module, *_: object, vectors: bool = False) -> None:
         for name, parameter in empty[module].items():
-            if parameter is not None:
+            if parameter is not None and (parameter.dim() < 2) is vectors:
                 tensor = weights(paths[module] + name).to(dtype)
                 module._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
 
     def drain(module: torch.nn.Module, *_: object) -> None:
-        module._parameters.update(empty[module])
+        matrices = {name: own for name, own in empty[module].items() if own is not None and own.dim() > 1}
+        module._parameters.update(matrices)
 
-    handles = [module.register_forward_pre_hook(fill) for module in empty]
-    handles += [module.register_forward_hook(drain) for module in empty]
-    try:
+    with contextlib.ExitStack() as undone:
+        for module, own in empty.items():
+            fill(module, vectors=True)
+            undone.callback(module._parameters.update, own)
+            undone.callback(module.register_forward_pre_hook(fill).remove)
+            undone.callback(module.register_forward_hook(drain).remove)
         yield model
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module in empty:
-            drain(module)

@@ -3,124 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import torch
-from torch import Tensor
-from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from engines.base import INPUTS, KV_PAGE, EngineSpec, Step, input_shapes
 from engines.kinds import FORMATS
 from engines.pytorch.experts import GROUPED
-from engines.pytorch.fused_layers import RmsNorm
-from engines.pytorch.hook import DECOMPOSED, NAME, UNCAPPED, StepModel, freeze_rope
+from engines.pytorch.hook import StepModel, freeze_rope
+from engines.pytorch.masked_attention import DECOMPOSED, NAME, UNCAPPED
 from engines.quiet import quiet
 from export.checkpoint.weights import Weights
 from export.onnx.folding import fill, inputs_of, save, set_aside, substitute
+from export.onnx.operators import operators
 
 OPSET = {"operator": 24, "decomposed": 18}
 """By the form of attention. 18 is what the exporter writes without converting; TensorRT 10.0 and later read it."""
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Under this key torch's exporter keeps in a node's metadata the modules it came from, outermost first."""
-
-
-class _RMSNormalization(RmsNorm):
-    """Stands in for a model's RMSNorm and becomes the operator (ONNX RMSNormalization-23) instead of its parts.
-
-    A weight that is kept as its distance from one multiplies in float32, as transformers' Gemma norms do: the sum has
-    too many bits for 16. Any other multiplies in the model's dtype, as in the standard and in Llama.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.offset:
-            weight = self.offset + self.weight.float()
-            return rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
-        return rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-class _HalfAngles(torch.nn.Module):
-    """A model's rotary embedding without the second half of its cosines and sines, which repeats the first."""
-
-    def __init__(self, whole: torch.nn.Module) -> None:
-        super().__init__()
-        self.whole = whole
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = self.whole(*args, **kwargs)
-        half = cos.shape[-1] // 2
-        return cos[..., :half], sin[..., :half]
-
-
-def _rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Stands in for `apply_rotary_pos_emb`, by the operator RotaryEmbedding: query and key [R, H, S, D], cos [R, S, P].
-
-    The first 2 P dimensions of a head are rotated; the rest stays as it is.
-    """
-
-    def rotated(x: Tensor) -> Tensor:
-        part = 2 * cos.shape[-1]
-        return torch.onnx.ops.rotary_embedding(x, cos, sin, rotary_embedding_dim=part if part < x.shape[-1] else 0)
-
-    return rotated(query), rotated(key)
-
-
-def _rotates_halves(function: Callable[..., Any]) -> bool:
-    """Whether an `apply_rotary_pos_emb` is the operator: halves are rotated, not pairs of neighbours."""
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 2, 3, 5, 8, generator=generator)
-    angle = torch.randn(2, 5, 4, generator=generator)
-    cos, sin = angle.cos(), angle.sin()
-    return _same(
-        lambda: torch.stack(function(query, key, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))),
-        torch.stack(_rotary(query, key, cos, sin)),
-    )
-
-
-def _same(compute: Callable[[], Tensor], expected: Tensor) -> bool:
-    """Whether `compute` gives `expected` up to rounding; a model's own function may also raise."""
-    tolerance = 1e-5 if expected.dtype == torch.float32 else 1e-2
-    try:
-        with torch.no_grad():
-            return torch.allclose(compute(), expected, rtol=tolerance, atol=tolerance)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-
-
-@contextlib.contextmanager
-def _operators(model: PreTrainedModel) -> Iterator[None]:
-    """The model with its norms and rotary embeddings replaced by operators, for the duration of the export.
-
-    What is not recognised is exported as its parts; whether all of it is right, `export.verification.verify` finds out.
-    """
-    code = {sys.modules[type(module).__module__] for module in model.modules()}
-    code = {m for m in code if not hasattr(m, "apply_rotary_pos_emb_interleave")}  # it takes the same angles, whole
-    rotating = [m for m in code if _rotates_halves(getattr(m, "apply_rotary_pos_emb", _rotary))]
-    originals = [(m, m.apply_rotary_pos_emb) for m in rotating]
-    replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            norm = RmsNorm.of(child)
-            operator: torch.nn.Module | None = norm and _RMSNormalization(norm.weight, norm.eps, norm.offset)
-            if type(child).__name__.endswith("RotaryEmbedding") and sys.modules[type(child).__module__] in rotating:
-                operator = _HalfAngles(child)
-            if operator is not None:
-                setattr(parent, name, operator)
-                replaced.append((parent, name, child))
-    for module in rotating:
-        module.apply_rotary_pos_emb = _rotary  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for module, function in originals:
-            module.apply_rotary_pos_emb = function  # type: ignore[attr-defined]
-        for parent, name, child in replaced:
-            setattr(parent, name, child)
 
 
 def cache_names(layers: int, when: str) -> list[str]:
@@ -176,7 +80,7 @@ def trace_graph(model: PreTrainedModel, spec: EngineSpec) -> tuple[ir.Model, dic
     planned = FORMATS[spec.format].stored == "plan"
     attention = DECOMPOSED if decomposed else UNCAPPED if planned else NAME
     step_model = StepModel(model, attention, "batched_mm" if decomposed or planned else GROUPED)
-    with contextlib.nullcontext() if decomposed else _operators(model), quiet(), torch.no_grad():
+    with contextlib.nullcontext() if decomposed else operators(model), quiet(), torch.no_grad():
         program = torch.onnx.export(
             step_model,
             example,

@@ -15,7 +15,7 @@ from engines.base import KV_PAGE, Engine
 from engines.cache.paged import by_page, gathered
 from engines.capture import waits_are_errors
 from engines.pytorch.attention import require
-from engines.pytorch.hook import KERNEL, NAME
+from engines.pytorch.masked_attention import KERNEL, NAME
 from export.verification.verify import ancestors_of, expect, random_tree, verify
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from export.checkpoint.find import find
 from export.options import ExportOptions
-from export.pair import export_pair
 from export.plan import plan_pair
 from export.quantization.weight_only import dequantized
 from mtad.errors import InvalidInput
 from tests.support.checkpoints import make_checkpoint, make_tokenizer
+from tests.support.commands import Run
 
 GROUP = 32
 AWQ = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": GROUP, "zero_point": True}
@@ -107,14 +107,11 @@ def test_packed_matrices_are_what_their_library_says(method: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_int4_takes_packed_matrices_over_and_rounds_nothing_again(tmp_path: Path, calibration: Path) -> None:
+def test_int4_takes_packed_matrices_over_and_rounds_nothing_again(tmp_path: Path, calibration: Path, run: Run) -> None:
     expected = write_packed(tmp_path / "packed", *FORMS["awq"])
-    auxiliary = make_checkpoint(tmp_path / "auxiliary", seed=2)
-    options = ExportOptions(
-        str(tmp_path / "packed"), str(auxiliary), rows=2, capacity=256, precision="int4",
-        auxiliary_precision="float32", calibration=calibration,
-    )  # fmt: skip
-    export_pair(tmp_path / "pair", options)
+    checkpoints = ("--target", tmp_path / "packed", "--auxiliary", make_checkpoint(tmp_path / "auxiliary", seed=2))
+    precision = ("--precision", "int4", "--auxiliary-precision", "float32", "--calibration", calibration)
+    assert run("export", tmp_path / "pair", *checkpoints, *precision).code == 0
     report = json.loads((tmp_path / "pair" / "target" / "quantization.json").read_text())
     assert (report["text"]["file"], report["text"]["bundled"]) == (calibration.name, False)
     matrices = dequantized(tmp_path / "pair" / "target" / "model.onnx")
@@ -151,7 +148,7 @@ def test_a_packed_matrix_that_is_missing_is_refused_before_any_work(tmp_path: Pa
         plan_pair(ExportOptions(str(tmp_path / "packed"), str(tmp_path / "packed"), capacity=256))
 
 
-def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path) -> None:
+def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -> None:
     peft = pytest.importorskip("peft")
     base, adapter = make_checkpoint(tmp_path / "base", seed=1), tmp_path / "adapter"
     config = peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=4, lora_alpha=16, init_lora_weights=False)
@@ -164,29 +161,47 @@ def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path) -> None:
     assert found.digest != find("target", str(base)).digest
     assert found.source == str(adapter)
     assert torch.equal(found.weights()("lm_head.weight"), adapted.get_output_embeddings().weight)
+    assert run("export", tmp_path / "pair", "--target", adapter, "--to", "torch").code == 0
+    exported, merged = load_file(tmp_path / "pair" / "target" / "model.safetensors"), found.weights()
+    assert all(torch.allclose(weight, merged(name)) for name, weight in exported.items())
     base.rename(tmp_path / "moved")
     with pytest.raises(InvalidInput, match="names it as base_model_name_or_path"):
         find("target", str(adapter))
 
 
-def test_a_gguf_file_is_a_checkpoint(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_a_gguf_file_is_a_checkpoint_of_what_its_numbers_stand_for(kind: str, tmp_path: Path) -> None:
     source, path = make_checkpoint(tmp_path / "source", seed=1), tmp_path / "model.gguf"
-    write_gguf(gguf, path, load_file(source / "model.safetensors"))
+    expected = write_gguf(path, load_file(source / "model.safetensors"), kind)
     found, original = find("target", str(path)), find("target", str(source))
     assert found.config.architectures == ["LlamaForCausalLM"]
     assert found.eos_token_ids() == (0,)
     assert found.tokenizer().encode("SELECT name") == original.tokenizer().encode("SELECT name")
-    tokens = torch.arange(40)[None]
-    with torch.no_grad():
-        logits, expected = (one.load(torch.float32)(tokens).logits for one in (found, original))
-    assert torch.allclose(logits, expected, atol=1e-4)
+    loaded, read = found.load(torch.float32).state_dict(), found.weights()
+    for name, weight in expected.items():
+        assert torch.allclose(loaded[name], weight, atol=1e-6)
+        assert torch.equal(read(name), loaded[name])
     plan_pair(ExportOptions(str(path), str(path), capacity=256))
 
 
-def write_gguf(gguf: Any, path: Path, weights: dict[str, Tensor]) -> None:
-    """The Llama of `make_checkpoint` as llama.cpp has it."""
+@pytest.mark.slow
+def test_a_chat_exports_quantized_gguf_files_on_the_way(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, traced_once: None
+) -> None:
+    monkeypatch.setenv("MTAD_CACHE", str(tmp_path / "cache"))
+    for name, kind in (("model", "Q8_0"), ("small", "Q4_0")):
+        source = make_checkpoint(tmp_path / name, seed=1)
+        write_gguf(tmp_path / f"{name}.gguf", load_file(source / "model.safetensors"), kind)
+    files = (tmp_path / "model.gguf", "--auxiliary", tmp_path / "small.gguf")
+    found = run("chat", *files, "--max-tokens", "8", "--ignore-eos", "--provider", "cpu", stdin=b"name\n/quit\n")
+    assert found.code == 0, found.err
+    assert "8 tokens" in found.out + found.err
+
+
+def write_gguf(path: Path, weights: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """The Llama of `make_checkpoint` as llama.cpp has it, its matrices of a `kind`; returns what these stand for."""
+    gguf, expected = pytest.importorskip("gguf"), dict[str, Tensor]()
+    pytest.importorskip("accelerate")
     writer, tokenizer = gguf.GGUFWriter(path, "llama"), make_tokenizer()
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     writer.add_block_count(2)
@@ -204,6 +219,7 @@ def write_gguf(gguf: Any, path: Path, weights: dict[str, Tensor]) -> None:
     writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     names = {
         "embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -215,12 +231,16 @@ def write_gguf(gguf: Any, path: Path, weights: dict[str, Tensor]) -> None:
     names |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
     names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
     for name, weight in weights.items():
+        form = gguf.GGMLQuantizationType[kind if weight.dim() > 1 else "F32"]
+        stands_for = gguf.quants.dequantize(gguf.quants.quantize(weight.float().numpy(), form), form)
+        expected[name] = torch.from_numpy(stands_for)
         if "q_proj" in name or "k_proj" in name:  # llama.cpp rotates neighbours, not halves
             weight = weight.reshape(-1, 2, 8, 64).swapaxes(1, 2).reshape(weight.shape)
         for theirs, ours in names.items():
             name = name.replace(theirs, ours)
-        writer.add_tensor(name, weight.float().numpy())
+        writer.add_tensor(name, gguf.quants.quantize(weight.float().numpy(), form), raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     BloomConfig,
+    FalconConfig,
+    GlmConfig,
+    GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -67,13 +72,18 @@ OPENVINO_REFUSES = {"gemma-2": "caps its attention scores", "gemma-3": "sliding 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_rows_have_the_checkpoints_logits_also_on_openvino_or_it_refuses_the_family_by_name(
-    family: str, exported: Callable[[str, str], Path], sources: Callable[[str], tuple[Path, Path]]
+    family: str,
+    exported: Callable[[str, str], Path],
+    sources: Callable[[str], tuple[Path, Path]],
+    exact_engines: Callable[..., tuple[Placement, str]],
 ) -> None:
     folder, placement = exported(family, "onnx") / "target", Placement(provider="openvino", compute="float32")
     engines = [open_engine(folder)]
     if family in OPENVINO_REFUSES:
         with pytest.raises(InvalidInput, match=OPENVINO_REFUSES[family]):
             open_engine(folder, placement)
+        chosen, why = exact_engines(replace(placement, provider=None), {folder: engines[0].spec})
+        assert (chosen.provider, OPENVINO_REFUSES[family] in why) == ("cpu", True)
     else:
         engines.append(open_engine(folder, placement))
     reference = AutoModelForCausalLM.from_pretrained(
@@ -81,6 +91,28 @@ def test_ragged_rows_have_the_checkpoints_logits_also_on_openvino_or_it_refuses_
     ).eval()
     expected = expect(reference, engines[0].spec)
     assert all(verify(engine, expected) <= TOLERANCE["float32"] for engine in engines)
+
+
+SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+ONE: dict[str, Any] = {**GROUPED, "num_hidden_layers": 1}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+VARIANTS: dict[str, PretrainedConfig] = {
+    "linear positions": LlamaConfig(**ONE, rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "dynamic positions": LlamaConfig(**ONE, rope_scaling={"rope_type": "dynamic", "factor": 4.0}),
+    "yarn": LlamaConfig(**ONE, rope_scaling=YARN),
+    "a part rotates": GlmConfig(**ONE, head_dim=16, partial_rotary_factor=0.5),
+    "scales": GraniteConfig(**ONE, **SCALES),
+    "tied": LlamaConfig(**ONE, tie_word_embeddings=True),
+}
+"""What `FAMILIES` has not; of them all have padded embeddings, two capped scores or logits, others `longrope` and
+`llama3`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_positions_scales_and_embeddings_of_every_kind_pass_an_exports_check(variant: str, tmp_path: Path) -> None:
+    source = str(write_model(tmp_path / "checkpoint", VARIANTS[variant]))
+    assert export_pair(tmp_path / "pair", ExportOptions(source, rows=3, capacity=256))
 
 
 PROMPTS = [some_tokens(1, 90).tolist(), some_tokens(2, 7).tolist()]
@@ -143,23 +175,31 @@ class TestRefusal:
         with pytest.raises(InvalidInput, match="sliding window of 63"):
             self.export(tmp_path, MistralConfig(**GROUPED, num_hidden_layers=1, sliding_window=63))
 
-    def test_texts_that_would_turn_the_keys_that_are_stored(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", ["phi-3", "llama-4"])
+    def test_texts_that_would_turn_the_keys_that_are_stored_or_pass_the_border_of_a_chunk(
+        self, kind: str, tmp_path: Path
+    ) -> None:
+        chunked = Llama4TextConfig(**GROUPED, num_hidden_layers=1, head_dim=16, attention_chunk_size=256)
         with pytest.raises(InvalidInput, match="256 positions") as caught:
-            self.export(tmp_path, FAMILIES["phi-3"](1), capacity=384)
+            self.export(tmp_path, chunked if kind == "llama-4" else FAMILIES[kind](1), capacity=384)
         assert caught.value.field == "capacity"
 
     @pytest.mark.parametrize(
-        "config",
+        ("config", "words"),
         [
-            BloomConfig(vocab_size=300, hidden_size=64, n_layer=1, n_head=4),
-            MambaConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1),
+            (BloomConfig(vocab_size=300, hidden_size=64, n_layer=1, n_head=4), "its attention is its own"),
+            (
+                FalconConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1, num_attention_heads=4),
+                "its attention is its own",
+            ),
+            (MambaConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1), "keep more than keys and values"),
         ],
-        ids=["bloom", "mamba"],
+        ids=["bloom", "falcon", "mamba"],
     )
-    def test_a_model_without_such_a_cache(self, tmp_path: Path, config: PretrainedConfig) -> None:
-        with pytest.raises(
-            InvalidInput, match=r"BloomForCausalLM does not run with an explicit cache|keep more than keys and values"
-        ):
+    def test_a_model_without_such_a_cache_or_attention(
+        self, tmp_path: Path, config: PretrainedConfig, words: str
+    ) -> None:
+        with pytest.raises(InvalidInput, match=words):
             self.export(tmp_path, config)
         assert not (tmp_path / "pair").exists()
 

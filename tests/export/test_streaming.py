@@ -13,15 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3nTextConfig
 
 from engines.base import Engine
 from engines.folder import open_engine, read_spec, write_spec
 from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.find import find
 from export.checkpoint.weights import filled, parameter_names, stored_weights
 from export.onnx.folding import FOLDED, TRANSPOSED
 from export.onnx.graph import write_graph
 from mtad.errors import InvalidInput
+from tests.support.families import GROUPED, write_model
+from tests.support.families import KINDS as KINDS_OF_LAYERS
 from tests.support.steps import make_step, some_tokens
 
 KINDS = ("tied", "gemma-2", "phi-3", "opt")
@@ -122,6 +125,16 @@ class TestWeights:
             found = model(tokens).logits
             torch.testing.assert_close(found, checkpoint.load(torch.float32)(tokens).logits, rtol=1e-5, atol=1e-5)
         assert all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+
+    def test_a_vector_that_is_used_where_its_module_does_not_run_is_there(self, tmp_path: Path) -> None:
+        config = Gemma3nTextConfig(
+            **GROUPED, num_hidden_layers=2, head_dim=16, vocab_size_per_layer_input=320,
+            hidden_size_per_layer_input=16, num_kv_shared_layers=0, layer_types=KINDS_OF_LAYERS,
+        )  # fmt: skip
+        checkpoint = find("target", str(write_model(tmp_path, config)))
+        tokens = torch.arange(20)[None]
+        with torch.no_grad(), filled(checkpoint.empty("float32"), checkpoint.weights(), torch.float32) as model:
+            assert torch.equal(model(tokens).logits, checkpoint.load(torch.float32)(tokens).logits)
 
     @pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/../../x.safetensors"])
     def test_an_index_names_files_of_its_own_folder_only(

@@ -58,6 +58,7 @@ class TestVocabulary:
         other = self.changed(checkpoints[0], tmp_path, drop)
         with pytest.raises(InvalidInput) as caught:
             common_vocabulary(tokenizer, other, 300, 300)
+        assert "299 of the target's 300 tokens are in both" in str(caught.value)
         assert f"{last!r}: id 299 in the target, none in the auxiliary" in str(caught.value)
 
     def test_logits_narrower_than_the_tokenizer_are_refused(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -47,7 +47,9 @@ def test_kernels_that_are_wrong_are_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("triton.runtime.interpreter.InterpreterBuilder.create_dot", multiply_bfloat16)
     found = run.run_check("attention", "correct:attention", "cpu", True, 300.0)
     assert (found["state"], len(found["compared"])) == ("passed", 6)
-    monkeypatch.setattr("engines.pytorch.hook.attend_cached", lambda *given: attend_cached(*given).mul_(1.01))
+    monkeypatch.setattr(
+        "engines.pytorch.masked_attention.attend_cached", lambda *given: attend_cached(*given).mul_(1.01)
+    )
     assert run.run_check("attention", "correct:attention", "cpu", True, 300.0)["state"] == "failed"
 
 

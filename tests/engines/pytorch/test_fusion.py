@@ -18,8 +18,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotar
 from engines.base import KV_PAGE, Step
 from engines.pytorch.fused_layers import ACTIVATIONS, DeferredNorm, JoinedLinear
 from engines.pytorch.fusion import fuse
-from engines.pytorch.hook import KERNEL, NAME, StepModel, cache_shape, run_once
+from engines.pytorch.hook import StepModel, cache_shape, run_once
 from engines.pytorch.layer_ops import gate, rms_norm
+from engines.pytorch.masked_attention import KERNEL, NAME
 from engines.pytorch.paged_cache import Rotation
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, GROUPED
