@@ -72,7 +72,7 @@ def load_runtime(format: str) -> ModuleType:
     try:
         return importlib.import_module(FORMATS[format].compiler)
     except (ImportError, OSError) as error:
-        remedy = f"pip install 'mtad[{format}]' installs it"
+        remedy = f"the extra {format} installs it"
         remedy += "" if FORMATS[format].ahead_of_time else "; a Jetson has JetPack's"
         problem = f"the Python module {FORMATS[format].compiler} cannot be imported ({error}); {remedy}"
         raise InvalidInput("format", format, problem) from error

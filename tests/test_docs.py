@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from export.options import ExportOptions
 from export.pair import export_pair
 from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
+from runtime import LLM, RuntimeConfig
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
 from runtime.server.schema import CompletionRequest
@@ -88,10 +90,13 @@ def test_every_option_that_a_page_gives_a_command_exists(page: Path, monkeypatch
 
 
 @EVERY_PAGE
-def test_python_on_a_page_imports_names_that_exist(page: Path) -> None:
+def test_python_on_a_page_imports_names_that_exist_and_gives_arguments_that_are_taken(page: Path) -> None:
+    ours = {"DecodingParams": DecodingParams, "RuntimeConfig": RuntimeConfig, "LLM": inspect.signature(LLM).bind}
     shown = set(re.findall(r"^def (\w+)", page.read_text(), re.MULTILINE))
     for block in blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Call) and {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} <= ours.keys():
+                eval(ast.unparse(node), dict(ours))
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ROOMS.split("|"):
                 module = importlib.import_module(node.module)
                 for name in node.names:
