@@ -8,4 +8,4 @@ source "$(dirname "$0")/environment.sh"
 python -c 'from runtime.decoder.host_runner import compile_rules; compile_rules()' &
 mtad export build/demo-pair --overwrite --target scripts/demo/pair/target --auxiliary scripts/demo/pair/auxiliary > /dev/null
 wait $!
-python -m scripts.quickstart "$@"
+python -m scripts.quickstart

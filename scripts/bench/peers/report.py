@@ -33,7 +33,6 @@ BARS = {
     "block": "block, drafts of 4",
     "block auto": "block, the default",
     "mtad": "mtad, drafts of 4",
-    "mtad auto": "mtad",
 }
 """Methods that have a bar, and its name."""
 
