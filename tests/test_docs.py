@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -72,11 +73,14 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
 
 
 @EVERY_PAGE
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
+def test_every_path_and_extra_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(rf"`((?:{ROOMS})/[\w./-]*)`", text))
     for block in blocks(page):
         named |= set(re.findall(r"(?<![\w./-])(?:docs|scripts|tests)/[\w./-]+", block))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = {name for names in re.findall(r"pip install -e '\.\[([\w,-]+)\]'", text) for name in names.split(",")}
+    assert installed <= extras.keys()
     modules = {f"{name.replace('.', '/')}" for name in re.findall(r"python -m ((?:scripts|export)[\w.]*)", text)}
     missing = [path for path in sorted(named) if not (ROOT / path).exists()]
     missing += [name for name in modules if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()]
