@@ -1,5 +1,5 @@
 # Sourced by the other scripts, with the name of an extra in `extra`: makes .venv once per state of the pinned versions, with
-# that extra, and puts it first on PATH. PYTHON names the interpreter, 3.11 to 3.13. uv installs, in a fifth of pip's time.
+# that extra, and puts it first on PATH. PYTHON names the interpreter, 3.11 to 3.13. uv installs, in a third of pip's time.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pinned() { sed -n '/^requires-python/,/^\[project.scripts\]/p' pyproject.toml && cat constraints.txt scripts/triton.txt; }
