@@ -16,7 +16,9 @@ install_into_venv() {
     [ -z "${PIP_FIND_LINKS:-}" ] || torch=(--find-links "$PIP_FIND_LINKS")
     "$python" -m venv --clear .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-    .venv/bin/uv pip install --quiet --python .venv/bin/python "${torch[@]}" -c constraints.txt -e ".[$extra]"
+    local install=(.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt)
+    "${install[@]}" "${torch[@]}" torch  # alone: uv would take triton from there as well, where there may be none
+    "${install[@]}" -e ".[$extra]"
 }
 
 if ! cmp -s <(pinned) .venv/installed-dev && ! cmp -s <(pinned) ".venv/installed-$extra"; then
