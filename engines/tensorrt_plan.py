@@ -72,9 +72,8 @@ def load_runtime(format: str) -> ModuleType:
     try:
         return importlib.import_module(FORMATS[format].compiler)
     except (ImportError, OSError) as error:
-        remedy = f"pip install 'mtad[{format}]' installs it"
-        remedy += "" if FORMATS[format].ahead_of_time else "; a Jetson has JetPack's"
-        problem = f"the Python module {FORMATS[format].compiler} cannot be imported ({error}); {remedy}"
+        jetson = "" if FORMATS[format].ahead_of_time else "; a Jetson has JetPack's"
+        problem = f"{FORMATS[format].compiler} cannot be imported ({error}); the extra {format} installs it{jetson}"
         raise InvalidInput("format", format, problem) from error
 
 

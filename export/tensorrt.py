@@ -191,7 +191,7 @@ def _check_polygraphy(format: str) -> None:
     try:
         from polygraphy import config
     except ImportError as error:
-        problem = f"Polygraphy cannot be imported ({error}); pip install 'mtad[{format}]' installs it"
+        problem = f"Polygraphy cannot be imported ({error}); the extra {format} installs it"
         raise InvalidInput("to", format, problem) from error
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted

@@ -1,6 +1,5 @@
 # Sourced by the other scripts, with the name of an extra in `extra`: makes .venv once per state of the pinned versions, with
-# that extra, and puts it first on PATH. PYTHON names the interpreter, 3.11 to 3.13. Of the installed files only a fifth is
-# ever imported, so they are compiled then and not by pip, which would take a minute.
+# that extra, and puts it first on PATH. PYTHON names the interpreter, 3.11 to 3.13. uv installs, in a third of pip's time.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pinned() { sed -n '/^requires-python/,/^\[project.scripts\]/p' pyproject.toml && cat constraints.txt scripts/triton.txt; }
@@ -11,9 +10,15 @@ install_into_venv() {
         echo "Python 3.11, 3.12 or 3.13 is needed, and $python is $("$python" --version); name another one as PYTHON" >&2
         exit 2
     fi
-    # PyTorch from PyPI brings CUDA along, 3 GB more; PIP_EXTRA_INDEX_URL may name an index with builds for CPUs
+    # PyPI's PyTorch brings CUDA along, 3 GB that a machine without a GPU has no use for: uv takes the build for what is
+    # here from PyTorch's own index. PIP_FIND_LINKS may name a folder of wheels instead, where that cannot be reached.
+    local torch=(--torch-backend "${UV_TORCH_BACKEND:-auto}")
+    [ -z "${PIP_FIND_LINKS:-}" ] || torch=(--find-links "$PIP_FIND_LINKS")
     "$python" -m venv --clear .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[$extra]"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+    local install=(.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt)
+    "${install[@]}" "${torch[@]}" torch  # alone: uv would take triton from there as well, where there may be none
+    "${install[@]}" -e ".[$extra]"
 }
 
 if ! cmp -s <(pinned) .venv/installed-dev && ! cmp -s <(pinned) ".venv/installed-$extra"; then

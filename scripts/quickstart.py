@@ -1,19 +1,15 @@
-"""Answers held-out questions with the demo pair, and compares three methods; at most 25 lines.
-
-python -m scripts.quickstart [--pair FOLDER]
-"""
+"""Answers held-out questions with the demo pair, and compares three methods; at most 25 lines."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from pathlib import Path
 from statistics import mean
 
 from tqdm import tqdm
 
 from runtime import LLM, DecodingParams
-from runtime.commands.entry import Parser, command
+from runtime.commands.entry import command
 from scripts.demo.dataset import load, matches
 from scripts.paths import ROOT
 from scripts.results import table
@@ -27,9 +23,7 @@ mtad serve build/demo-pair   # a page to try it on, and OpenAI's API"""
 
 @command
 def main() -> None:
-    parser = Parser(prog="scripts.quickstart", description="A first look at the demo pair.")
-    parser.add_argument("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="(default %(default)s)")
-    llm = LLM(parser.parse_args().pair)
+    llm = LLM(ROOT / "build" / "demo-pair")
     examples, found = load("test", "sql")[:COMPARED], defaultdict[str, list[tuple[bool, float, float]]](list)
     print("Questions about databases that the pair has never seen, answered at temperature 0:")
     for example in examples[:SHOWN]:

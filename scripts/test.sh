@@ -3,7 +3,7 @@
 # pytest, which runs a file of tests in each of three processes: on two cores, one of them mostly waits. At the end pytest
 # says which tests it skipped, and for what.
 set -euo pipefail
-extra=dev says="4 GB, which takes some minutes: what scripts/quickstart.sh installs, tools and libraries of all tests
+extra=dev says="4 GB, with a GPU's driver 3 GB more, which takes some minutes: what scripts/quickstart.sh installs, tools and libraries of all tests
 (Ray, TensorRT-RTX, Triton, OpenVINO, Model Optimizer, playwright) and, as root, Debian's chromium and bubblewrap"
 source "$(dirname "$0")/environment.sh"
 ruff check .

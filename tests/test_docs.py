@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -24,6 +26,7 @@ from export.options import ExportOptions
 from export.pair import export_pair
 from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
+from runtime import LLM, RuntimeConfig
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
 from runtime.server.schema import CompletionRequest
@@ -70,11 +73,14 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
 
 
 @EVERY_PAGE
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
+def test_every_path_and_extra_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(rf"`((?:{ROOMS})/[\w./-]*)`", text))
     for block in blocks(page):
         named |= set(re.findall(r"(?<![\w./-])(?:docs|scripts|tests)/[\w./-]+", block))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = {name for names in re.findall(r"pip install -e '\.\[([\w,-]+)\]'", text) for name in names.split(",")}
+    assert installed <= extras.keys()
     modules = {f"{name.replace('.', '/')}" for name in re.findall(r"python -m ((?:scripts|export)[\w.]*)", text)}
     missing = [path for path in sorted(named) if not (ROOT / path).exists()]
     missing += [name for name in modules if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()]
@@ -88,10 +94,13 @@ def test_every_option_that_a_page_gives_a_command_exists(page: Path, monkeypatch
 
 
 @EVERY_PAGE
-def test_python_on_a_page_imports_names_that_exist(page: Path) -> None:
+def test_python_on_a_page_imports_names_that_exist_and_gives_arguments_that_are_taken(page: Path) -> None:
+    ours = {"DecodingParams": DecodingParams, "RuntimeConfig": RuntimeConfig, "LLM": inspect.signature(LLM).bind}
     shown = set(re.findall(r"^def (\w+)", page.read_text(), re.MULTILINE))
     for block in blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Call) and {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} <= ours.keys():
+                eval(ast.unparse(node), dict(ours))
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ROOMS.split("|"):
                 module = importlib.import_module(node.module)
                 for name in node.names:

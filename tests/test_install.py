@@ -117,7 +117,10 @@ def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed:
 
 
 def assert_serves(text: str, folder: Path) -> None:
-    """The server that a block starts answers at the address that the block names, and ends when it is told to."""
+    """The server that a block starts answers at the address that the block names, and ends when it is told to.
+
+    The client on the page about the server gets a text from it.
+    """
     address = re.search(r"http://[\w.:]+", text)
     assert address is not None
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
@@ -132,6 +135,8 @@ def assert_serves(text: str, folder: Path) -> None:
 
         try:
             until(answers, STARTING)
+            (asks, _) = blocks(ROOT / "docs" / "serving.md", "python")
+            exec(asks.replace("demo-pair", "my-pair"), {})
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE) == 0

@@ -111,7 +111,7 @@ def kernels(name: str = "attention_kernels") -> ModuleType:
     try:
         return importlib.import_module(f"engines.pytorch.{name}")
     except ImportError:
-        problem = "Triton is not installed; install mtad[gpu], or give sdpa"
+        problem = "Triton is not installed; the extra gpu installs it, or give sdpa"
         raise InvalidInput("attention", "triton", problem) from None
 
 

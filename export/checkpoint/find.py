@@ -81,7 +81,7 @@ def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -
     with refused_as(name, source, f"{ADAPTER} is damaged"):
         trained_on = str(json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
     if find_spec("peft") is None:
-        raise InvalidInput(name, source, "a LoRA adapter, which is merged by peft; pip install 'mtad[adapters]'")
+        raise InvalidInput(name, source, "a LoRA adapter, which is merged by peft; the extra adapters installs it")
     try:
         base = find(name, trained_on, weights)
     except InvalidInput as error:

@@ -48,7 +48,7 @@ def plan_for(spec: EngineSpec, checkpoint: Checkpoint) -> TensorRtPlan:
         raise InvalidInput(name, source, f"a sliding window of {window}: TensorRT-LLM has no kernel for its trees")
     found = versions("tensorrt-llm").get("tensorrt-llm")
     if found is None or found.partition("+")[0] != RELEASE or shutil.which("trtllm-build") is None:
-        problem = f"release {RELEASE} builds plans, with trtllm-build on PATH; install 'mtad[tensorrt-llm]'"
+        problem = f"release {RELEASE} builds plans, with trtllm-build on PATH; the extra tensorrt-llm installs it"
         raise InvalidInput("tensorrt-llm", found, f"{problem} in an environment of its own (docs/tensorrt-llm.md)")
     trt, gpu = load_runtime(spec.format), current_gpu()
     if gpu is None:

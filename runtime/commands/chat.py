@@ -60,6 +60,7 @@ def main() -> None:
         engine = AsyncLLM(folder, config)
     if sys.stdin.isatty():
         print(HELP, file=sys.stderr)
+    sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # no line takes others along
     asyncio.run(converse(engine, template, messages, DecodingParams.from_dict(given, engine.llm.pair.defaults)))
 
 
@@ -104,8 +105,7 @@ async def fitting_prompt(
         if len(messages) <= kept + 1:
             raise CapacityExceeded("question", f"{len(ids)} tokens", f"give at most {room} tokens")
         del messages[kept : kept + 2]  # a question and its answer
-    if len(messages) < before:
-        left = before - len(messages)
+    if left := before - len(messages):
         print(f"the context is full: the {left} oldest messages are left out", file=sys.stderr, flush=True)
     return list(ids)
 

@@ -69,8 +69,7 @@ def main() -> None:
     if len(prompts) == params.n == 1 and sys.stdout.isatty() and not options.json:
         asyncio.run(_stream(AsyncLLM(llm), prompts[0], params))
         return
-    show = len(prompts) > 1 and sys.stderr.isatty()
-    results = llm.generate(prompts, params, progress=show)
+    results = llm.generate(prompts, params, progress=len(prompts) > 1 and sys.stderr.isatty())
     for number, result in enumerate(results, 1):
         if options.json:
             print(json.dumps(result.to_dict(), ensure_ascii=False))

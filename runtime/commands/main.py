@@ -43,7 +43,7 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         sys.exit(141)
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         if not interrupted:
             raise
         print("mtad: interrupted", file=sys.stderr)

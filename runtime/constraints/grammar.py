@@ -154,7 +154,7 @@ class Grammars:
         try:  # only now, so that all other requests are decoded without it
             from llguidance import LLTokenizer
         except ImportError as error:
-            remedy = f"pip install 'mtad[grammars]', or leave {', '.join(LANGUAGES)} out"
+            remedy = f"the extra grammars installs it; or leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("llguidance", "missing", f"it cannot be imported ({error}); {remedy}") from error
         settings: Any = self._settings()
         try:
@@ -163,5 +163,5 @@ class Grammars:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
         except TypeError:  # TensorRT-LLM 1.2 pins such a release
-            problem = "older than 1.9, it knows a single end of a text; pip install 'mtad[grammars]' elsewhere"
+            problem = "older than 1.9, it knows a single end of a text; install the extra grammars elsewhere"
             raise InvalidInput("llguidance", version("llguidance"), problem) from None

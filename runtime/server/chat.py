@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import to_json
 from transformers import PreTrainedTokenizerBase
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 from runtime.config import read_text
 from runtime.constraints.trials import Pool
 from runtime.prompts import Prompt
@@ -81,7 +81,9 @@ class ChatTemplate:
                 raise InvalidInput("reasoning_effort", effort, "the model has no such setting; leave it out")
             given = own | given
         chat = {"messages": messages, "tools": tools, "template": int(bool(tools)), "variables": given}
-        found = await self.pool.run_soon(lambda trials: trials.run("messages", to_json(chat).decode()))
+        with refused_as("messages", None, "the chat template cannot read them"):  # such as half of a surrogate pair
+            text = to_json(chat).decode()
+        found = await self.pool.run_soon(lambda trials: trials.run("messages", text))
         for problem in found["problems"]:
             roles = [message["role"] for message in messages]
             raise InvalidInput("messages", roles, f"the chat template refuses them: {problem}")

@@ -26,11 +26,13 @@ def blocks(page: Path, language: str = "") -> list[str]:
 
 
 def commands(page: Path, start: str) -> Iterator[list[str]]:
-    """The words of each command of a page whose first ones are `start`, without these."""
-    text = "".join(blocks(page, "bash")) + "".join(blocks(page, "console")).replace("\n$ ", "\n")
-    for line in re.sub(r"\\\n *", "", text.removeprefix("$ ")).splitlines():
-        if line.startswith(start):
-            yield shlex.split(line.removeprefix(start), comments=True)
+    """The words of each command of a page whose first ones are `start`, without these and what runs it."""
+    text = "".join(blocks(page, "bash") + blocks(page, "console"))
+    for line in re.sub(r"^\$ |\\\n *", "", text, flags=re.MULTILINE).splitlines():
+        for part in re.split(r" (?:\||&&) ", line):
+            found = re.fullmatch(rf"(?:[A-Z_]+=\S+ |torchrun .*--no-python |\.venv/bin/)*{re.escape(start)}(.*)", part)
+            if found:
+                yield shlex.split(found[1], comments=True)
 
 
 class Parsed(Exception):

@@ -48,7 +48,7 @@ LIBRARIES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )
 """Precision, library (of `ours`, the engine), module of its worker, and what that module's settings say besides."""
 PEERS = tuple(dict.fromkeys(name for _, name, module, _ in LIBRARIES if module != "ours"))
-OURS = ("sample", "block", "mtad", "mtad 7x4", "mtad 3x2", "mmtad_sample", "block auto")
+OURS = ("sample", "greedy", "block", "mtad", "mtad 7x4", "mtad 3x2", "mmtad_sample", "block auto")
 DRAFT_LEN = 4  # tokens of a draft, ours and theirs
 DRAFTS = {"openvino-genai": (3, DRAFT_LEN, 7)}
 """Libraries that are given more than one length, as `mtad` is. On a CPU with AMX, 8 requests of 1 + 3 tokens fill 32
@@ -80,11 +80,13 @@ class System:
 
 
 def method_params(name: str) -> dict[str, Any]:
-    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens in 2 beams), or of `mtad auto`.
+    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens in 2 beams), of `mtad auto`, or of `greedy`, without drafts.
 
     Raises:
         InvalidInput: there is no such method, or no such draft.
     """
+    if name == "greedy":
+        return {"method": "sample", "temperature": 0.0}
     method, _, draft = name.partition(" ")
     sizes = re.fullmatch(r"(\d+)x(\d+)", draft)
     if method not in METHODS or not (sizes or draft in ("", "auto")):

@@ -29,10 +29,10 @@ def tables(figures: Mapping[str, Any]) -> dict[str, Rows]:
 
 BARS = {
     "sample": "without drafts",
+    "greedy": "greedy, without drafts",
     "block": "block, drafts of 4",
     "block auto": "block, the default",
     "mtad": "mtad, drafts of 4",
-    "mtad auto": "mtad",
 }
 """Methods that have a bar, and its name."""
 

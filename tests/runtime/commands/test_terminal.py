@@ -27,12 +27,12 @@ def template(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_chat_outlives_a_full_context_and_a_question_that_can_never_fit(
+def test_a_chat_outlives_a_full_context_and_questions_that_can_never_be_read(
     run: Run, pair_folders: Callable[[str], Path], template: Path
 ) -> None:
     questions = ["SELECT name FROM singer WHERE age > 20"] * 8
     questions[5:5] = ["word " * 400]
-    typed = "\n".join(["/help", *questions, "/quit", "SELECT"]).encode()
+    typed = b"\xff\n" + "\n".join(["/help", *questions, "/quit", "SELECT"]).encode()
     ran = run(
         "chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, "--system", "Be brief.", stdin=typed
     )
@@ -40,6 +40,7 @@ def test_a_chat_outlives_a_full_context_and_a_question_that_can_never_fit(
     assert len(re.findall(r"\d+ tokens/s, [\d.]+ tokens per pass", ran.err)) == 8, "each question but one is answered"
     assert "the context is full: the 2 oldest messages are left out" in ran.err
     assert ran.err.count("not answered: question = ") == 1
+    assert ran.err.count("not answered: messages: ") == 1, "a line that is not UTF-8"
 
 
 def test_a_cleared_chat_begins_anew(run: Run, pair_folders: Callable[[str], Path], template: Path) -> None:

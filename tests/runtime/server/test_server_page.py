@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         found = next(filter(None, map(shutil.which, BROWSERS)), None)
         if found is None and not Path(playwright.chromium.executable_path).is_file():
-            pytest.skip("NOT TESTED: no browser; scripts/environment.sh installs one where it may")
+            pytest.skip("NOT TESTED: no browser; scripts/test.sh installs one where it may")
         launched = playwright.chromium.launch(executable_path=found, args=[*sandbox, *ALONE], timeout=1000 * PATIENCE)
         yield launched
         launched.close()
