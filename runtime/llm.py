@@ -111,6 +111,7 @@ class LLM:
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
             pair.costs,
+            config.lookup_tokens,
         )
         self.tags = known_tags(pair.tokenizer)
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
