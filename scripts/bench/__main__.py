@@ -63,7 +63,7 @@ def parser(name: str) -> Parser:
     if name == "drafts":
         add("--rows", type=int, default=1, help="requests at once (default %(default)s)")
         add("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
-        add("--seconds", type=float, default=20.0, help="for each kind and temperature (default %(default)s)")
+        add("--batches", type=int, default=60, help="of prompts, for each kind and temperature (default %(default)s)")
     if name == "server":
         add("--loads", nargs="+", type=int, default=[1, 4, 16, 64], help="requests in flight (default %(default)s)")
         add("--seconds", type=float, default=30.0, help="for each load (default %(default)s)")
@@ -81,7 +81,10 @@ def main() -> None:
         own.parse_args()
     options = parser(name).parse_args(sys.argv[2:])
     for field, given in vars(options).items():
-        if field in ("loads", "rows", "rounds", "tokens") and min(given if isinstance(given, list) else [given]) < 1:
+        if (
+            field in ("loads", "rows", "rounds", "tokens", "batches")
+            and min(given if isinstance(given, list) else [given]) < 1
+        ):
             raise InvalidInput(field, given, "give at least 1")
     module = importlib.import_module(f"scripts.bench.{MODULES[name]}")
     figures = module.run(options)

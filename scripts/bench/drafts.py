@@ -3,13 +3,12 @@
 Prompts are the demo's. `code` goes on with source code; in `edit`, the prompt is a file and the beginning of the same
 file again, so that what follows is mostly a copy; `sql` answers questions, and `json` makes objects of sentences. Each
 batch of prompts is decoded with every setting in turn, so figures are ratios to `sample` batch by batch. Where texts
-are kept, each kind and temperature begins with none, and no prompt comes twice.
+are kept, each kind and temperature begins with none.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -46,29 +45,28 @@ def prompts_of(tokenize: Callable[[str], list[int]], kind: str) -> list[list[int
 
 
 def run(options: Namespace) -> dict[str, Any]:
-    """Decode batches of each kind for some seconds."""
-    llm, seconds = LLM(options.pair, RuntimeConfig(threads=options.threads)), 1.0 if options.quick else options.seconds
+    """Decode batches of each kind."""
+    llm, batches = LLM(options.pair, RuntimeConfig(threads=options.threads)), 4 if options.quick else options.batches
+    llms = {name: LLM(llm.pair, RuntimeConfig(lookup_tokens=KEPT if "kept" in name else 0)) for name in SETTINGS}
     found: dict[str, Any] = {}
     for kind, temperature in itertools.product(KINDS, TEMPERATURES):
-        config = RuntimeConfig(threads=options.threads, lookup_tokens=KEPT)
-        llms = {name: LLM(llm.pair, config) if "kept" in name else llm for name in SETTINGS}
-        prompts, end = prompts_of(llm.tokenize, kind), time.perf_counter() + seconds
+        prompts, salt = prompts_of(llm.tokenize, kind), f"{kind} {temperature}"
         ignore_eos = kind in ("code", "edit")
         own: dict[str, Any] = {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": ignore_eos}
         counts = {name: {"tokens": 0, "passes": 0, "drafted": 0, "accepted": 0} for name in SETTINGS}
         rates: dict[str, list[float]] = {name: [] for name in SETTINGS}
-        for number, turn in enumerate(range(len(prompts) // options.rows)):
-            batch = prompts[turn * options.rows : (turn + 1) * options.rows]
+        for number in range(min(batches, len(prompts) // options.rows)):
+            batch = prompts[number * options.rows : (number + 1) * options.rows]
             for name in sorted(SETTINGS, key=lambda one: (list(SETTINGS).index(one) + number) % len(SETTINGS)):
-                results, taken = answer(llms[name], batch, [replace(SETTINGS[name], **own)] * len(batch))
+                params = replace(SETTINGS[name], **own)
+                made = [one for prompt in batch for one in llms[name].requests(prompt, params, cache_salt=salt)]
+                results, taken = answer(llms[name], made)
                 tokens = sum(len(result.token_ids) for result in results)
                 if number:  # the first batch finds out what blocks take
                     rates[name].append(tokens / taken)
                     counts[name]["tokens"] += tokens
                     for count, field in (("passes", "target_passes"), ("drafted", "drafted"), ("accepted", "accepted")):
                         counts[name][count] += sum(getattr(result.statistics, field) for result in results)
-            if number > 2 and time.perf_counter() > end:
-                break
         found[f"{kind} {temperature:g}"] = {
             name: {**counts[name], "rates": rates[name], "ratio": paired_ratio(rates[name], rates["sample"])}
             for name in SETTINGS
