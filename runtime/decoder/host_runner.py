@@ -99,7 +99,8 @@ class HostRunner:
         for row, draft in enumerate(drafts):
             if arrays.looked_up[row] and draft:
                 tokens[row, : len(draft), : len(draft[0])] = draft
-        return self._call.draft_looked_up(arrays.rows, arrays.looked_up, tokens, arrays.trees, arrays.q, self._is_end)
+        given = arrays.rows, arrays.looked_up, tokens, arrays.trees, arrays.q, self._is_end
+        return int(self._call.draft_looked_up(*given))
 
     def _draft(
         self,

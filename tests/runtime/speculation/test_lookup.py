@@ -98,10 +98,11 @@ def test_ended_texts_are_looked_up_by_requests_with_the_same_salt_whose_law_no_d
 
     end(text, params)
     end(list(range(30, 42)), replace(params, method="sample"))  # looks nothing up, and leaves nothing
-    greedy = {"temperature": 0.0, "seed": 1}
+    greedy: dict[str, Any] = {"temperature": 0.0, "seed": 1}
     for changes in ({}, greedy, {**greedy, "method": "budget"}):
         assert found(**changes) == [[16, 17, 18]], changes
-    for changes in ({"salt": 0}, {"seed": 1}, {"method": "budget"}, {"method": "mtad"}, {"thinking_method": "budget"}):
-        assert not found(**changes), changes
+    others = ("salt", 0), ("seed", 1), ("method", "budget"), ("method", "mtad"), ("thinking_method", "budget")
+    for name, value in others:
+        assert not found(**{name: value}), (name, value)
     end(list(range(30, 42)), params)
     assert not found(), "more tokens are kept than were asked for"
