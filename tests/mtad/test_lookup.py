@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_what_is_found_goes_on_as_the_text_did_at_the_longest_suffixes() -> None
 class LookedUp(OneRow):
     """A row whose draft is looked up: continuations in ascending order, and what q then is."""
 
-    def __init__(self, p: Any, params: DecodingParams, found: list[Tokens], eos: Tokens = ()) -> None:
+    def __init__(self, p: Any, params: DecodingParams, found: Sequence[Tokens], eos: Tokens = ()) -> None:
         super().__init__(Request(p, self.q_after, params, eos), 3)
         trees, drafts = mtad.batch.Trees.empty(self.starts), np.full((1, params.draft_width, params.drafted), -1)
         trees.drafted[:], trees.tokens[:], drafts[0, : len(found)] = True, 7, found  # 7 is what the block before left
