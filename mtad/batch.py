@@ -9,11 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtad.compiled import compiled
-from mtad.draft import Tree
+from mtad.draft import Bools, Ints, Tree
 
-Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 class Trees(NamedTuple):

@@ -38,8 +38,8 @@ class DecodingParams:
         method: Decoding method, a row of `mtad.methods.METHODS`.
         draft: Where drafts come from: model, the auxiliary; lookup, what followed in prompt and answer where the same
             tokens stood before; lookup+model, the auxiliary where nothing is found. By default model, and lookup for a
-            pair without an auxiliary. A looked-up draft is a chain whatever the method, and all that its q allows, so
-            that tau of mtad bounds p(prefix) itself.
+            pair without an auxiliary. A looked-up draft is a chain, or where the target scores a tree, as many
+            continuations as its widest level has nodes; each is certain, so that tau of mtad bounds p(prefix) itself.
         draft_len: Number of tokens drafted per block (gamma), at least 1; or auto, up to 16, which follows how many
             tokens are accepted and what a step costs. A lossless method or a budget without a seed goes by the measured
             seconds of blocks, so its samples depend on the load, though not their law. With a seed, or where the law
@@ -162,12 +162,17 @@ class DecodingParams:
             raise InvalidInput("draft", self.draft, "choose one of model, lookup, lookup+model")
         if self.draft_len != "auto":
             _integer("draft_len", self.draft_len, 1, 128, " or auto")
-        _integer("beam_width", self.beam_width, 1, 64)
-        _integer("top_k", self.top_k, 0, 2**31 - 1)
+        integers = ("beam_width", 1, 64), ("top_k", 0, 2**31 - 1), ("relaxed_topk", 1, 2**31 - 1), ("n", 1, 1024)
+        for name, low, high in (*integers, ("top_logprobs", 0, 20)):
+            _integer(name, getattr(self, name), low, high)
         most = 2**31 - 1 if self.max_tokens is None else self.max_tokens
         _integer("max_tokens", most, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
-        if self.seed is not None:
-            _integer("seed", self.seed, 0, 2**63 - 1)
+        for name, high in (("seed", 2**63 - 1), ("thinking_token_budget", 2**31 - 1), ("prompt_logprobs", 20)):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, high)
+        for name in ("divergence", "thinking_divergence", "plausible", "draft_confidence", "top_p", "min_p"):
+            if name != "thinking_divergence" or self.thinking_divergence is not None:
+                _real(name, getattr(self, name), 0.0, 1.0, "from 0 to 1")
         if not isinstance(self.branching, tuple) or not self.branching:
             problem = "give the number of children per node, level by level, such as 4,2,2"
             raise InvalidInput("branching", self.branching, problem)
@@ -184,19 +189,9 @@ class DecodingParams:
         tags = self.thinking_tags
         if not isinstance(tags, tuple) or len(tags) not in (0, 2) or not all(isinstance(t, str) and t for t in tags):
             raise InvalidInput("thinking_tags", tags, "give the tag that opens a thought and the one that closes it")
-        if self.thinking_token_budget is not None:
-            _integer("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
-        _integer("relaxed_topk", self.relaxed_topk, 1, 2**31 - 1)
-        _real("draft_confidence", self.draft_confidence, 0.0, 1.0, "from 0 to 1")
         _real("temperature", self.temperature, 0.0, math.inf, "at least 0 and finite")
         if 0 < self.temperature < 1e-2:
             raise InvalidInput("temperature", self.temperature, "give 0 for greedy decoding, or at least 0.01")
-        _real("divergence", self.divergence, 0.0, 1.0, "from 0 to 1")
-        if self.thinking_divergence is not None:
-            _real("thinking_divergence", self.thinking_divergence, 0.0, 1.0, "from 0 to 1")
-        _real("plausible", self.plausible, 0.0, 1.0, "from 0 to 1")
-        _real("top_p", self.top_p, 0.0, 1.0, "from 0 to 1")
-        _real("min_p", self.min_p, 0.0, 1.0, "from 0 to 1")
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "draft_details"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
@@ -209,10 +204,6 @@ class DecodingParams:
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or several")
         _integer("min_tokens", self.min_tokens, 0, most)
-        _integer("n", self.n, 1, 1024)
-        _integer("top_logprobs", self.top_logprobs, 0, 20)
-        if self.prompt_logprobs is not None:
-            _integer("prompt_logprobs", self.prompt_logprobs, 0, 20)
         _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "above 0 and finite", open_low=True)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2")
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2")
@@ -278,8 +269,8 @@ class DecodingParams:
 
     @cached_property
     def form(self) -> Form | None:
-        """The form of the draft; what is looked up alone is a chain."""
-        return self.spec.form if self.uses_model or not self.drafts else "chain"
+        """The form of the draft; what is looked up alone is a chain, unless the target scores a tree."""
+        return self.spec.form if self.uses_model or self.spec.tree or not self.drafts else "chain"
 
     @cached_property
     def drafted(self) -> int:
@@ -287,29 +278,20 @@ class DecodingParams:
         if not self.drafts:
             return 0
         length = LONGEST if self.draft_len == "auto" else self.draft_len
-        return min(length, len(self.branching)) if self.form == "branches" else length
-
-    @property
-    def tree(self) -> bool:
-        """Whether the target scores the whole draft rather than its best path; a looked-up draft is but one path."""
-        return self.spec.tree and self.uses_model
+        return min(length, len(self.branching)) if self.form == "branches" and self.uses_model else length
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Nodes of each level of the draft."""
         if self.form == "branches":
-            return tuple(itertools.accumulate(self.branching[: self.drafted], operator.mul))
+            grown = tuple(itertools.accumulate(self.branching[: self.drafted], operator.mul))
+            return grown if self.uses_model else grown[-1:] * self.drafted
         return (self.beam_width if self.form == "beams" else 1,) * self.drafted
 
     @property
     def draft_width(self) -> int:
         """Nodes of the draft's widest level; 0 without a draft."""
         return max(self.widths, default=0)
-
-    @property
-    def score_width(self) -> int:
-        """Nodes of the widest level that the target scores; 1 for a chain, 0 without a draft."""
-        return self.draft_width if self.tree else min(self.draft_width, 1)
 
     @property
     def constrained(self) -> bool:

@@ -7,7 +7,6 @@ neither on the rest of the batch nor on where the block runs: the host draws the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,26 +41,14 @@ class Noise(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, draft_len: int, width: int) -> Noise:
-        """Memory for the numbers of R rows."""
+        """Memory for the numbers of R rows; those of a draft that is smaller than the batch's largest are as alone."""
         draft, accept = np.empty((2, rows, draft_len, width), np.float32)
         return cls(draft, accept, np.empty(rows, np.float32))
 
 
-def draw_noise(keys: Sequence[tuple[int, int]], draft_len: int, width: int) -> Noise:
-    """The numbers of a block.
-
-    Args:
-        keys: (seed, block index) of each of R rows.
-        draft_len, width: D and W, of the largest draft of the batch; a smaller one has the same numbers as alone.
-    """
-    noise = Noise.empty(len(keys), draft_len, width)
-    fill_noise(np.array(keys, np.uint64).reshape(-1, 2), noise)
-    return noise
-
-
 @compiled
 def fill_noise(keys, noise):
-    """Write the numbers of keys uint64 [R, 2]; each purpose, level and slot has a place of its own."""
+    """Write the numbers of keys uint64 [R, 2], seed and block; each purpose, level and slot has a place of its own."""
     state = np.empty(1, np.uint64)  # an array, because those wrap around in silence
     for r in range(len(keys)):
         state[0] = keys[r, 0]

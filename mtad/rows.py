@@ -85,7 +85,7 @@ def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
         FORMS.index(p.form) if p.form else CHAIN,
         p.drafted,
         p.draft_width,
-        p.tree,
+        p.spec.tree,
         p.spec.reads_draft,
         _log(p.draft_confidence),
         not p.ignore_eos,

@@ -64,6 +64,8 @@ class RuntimeConfig:
             new prompt delays running requests.
         prefix_tokens: Prompt tokens whose keys and values are kept for later prompts with the same prefix, rounded down
             to whole pages of 64; 0 keeps none. By default, as many as two rows hold.
+        lookup_tokens: Tokens of ended requests' texts, per cache_salt, that later requests look up drafts in as well,
+            where no draft changes a law: by a lossless method without a seed, or at temperature 0. 0 keeps none.
         max_waiting: Requests that may wait for a row.
     """
 
@@ -81,6 +83,7 @@ class RuntimeConfig:
     max_beam_width: int = 4
     max_prefill_tokens: int = 256
     prefix_tokens: int | None = None
+    lookup_tokens: int = 0
     max_waiting: int = 1024
 
     def __post_init__(self) -> None:
@@ -91,7 +94,7 @@ class RuntimeConfig:
                 words = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
                 raise InvalidInput(field.name, value, f"give {words}")
         check_least(self, threads=1, tensor_parallel=1, rows=1, max_draft_len=1, max_beam_width=1, max_prefill_tokens=1)
-        check_least(self, prefix_tokens=0, max_waiting=1)
+        check_least(self, prefix_tokens=0, lookup_tokens=0, max_waiting=1)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:

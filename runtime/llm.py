@@ -111,6 +111,7 @@ class LLM:
             OutputProcessor(tokenizer, pair.eos, self._constrainer, unrecorded),
             config.max_prefill_tokens,
             pair.costs,
+            config.lookup_tokens,
         )
         self.tags = known_tags(pair.tokenizer)
         self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
@@ -205,7 +206,7 @@ class LLM:
         Args:
             params: None takes the pair's defaults.
             client: who asks; rows are shared out fairly among clients.
-            cache_salt: keys and values of a prompt are reused for prompts with the same salt only.
+            cache_salt: prompts and kept texts are reused by requests with the same salt only.
             grammar: what `compiled` returned; by default, this thread waits for it.
             fit: where `max_tokens` do not fit behind the prompt, it is what fits.
 

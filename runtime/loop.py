@@ -47,6 +47,7 @@ class DecodingLoop:
             that run (`PrefillBudget`). What drafts that follow the load have to catch up on counts as well; where
             prompts leave nothing, a `CATCH_UP`th more is for it.
         costs: of automatic drafts that do not follow the load.
+        lookup_tokens: of ended requests' texts, kept to look drafts up in.
 
     Attributes:
         planner, lookups: decide how long automatic drafts are, the auxiliary's and those that are looked up.
@@ -63,12 +64,13 @@ class DecodingLoop:
         output: OutputProcessor,
         max_prefill_tokens: int = 256,
         costs: DraftCosts | None = None,
+        lookup_tokens: int = 0,
     ) -> None:
         self.scheduler, self.caches, self.output = scheduler, caches, output
         self.totals = output.totals
         self._runner, self._budget = runner, PrefillBudget(max_prefill_tokens)
         self.planner = Planner(scheduler.max_draft_len, costs)
-        self.lookups = Lookups(scheduler.max_draft_len, costs)
+        self.lookups = Lookups(scheduler.max_draft_len, costs, lookup_tokens)
         self.prompts_apart = False
         self._ended: list[Request] = []
         self._catch_up_seconds = 0.0
@@ -96,7 +98,6 @@ class DecodingLoop:
             self._end()
         elif plan.pieces:
             self._budget.observe(tokens - plan.spare_tokens, 0, time.perf_counter() - began)
-        self.totals.preemptions = self.scheduler.preemptions
         ended, self._ended = self._ended, []
         return ended
 
@@ -220,6 +221,7 @@ class DecodingLoop:
     def _release(self, request: Request) -> None:
         """A request has ended: its row, if it has one, goes to the next."""
         self.planner.record_end(request)
+        self.lookups.record_end(request)
         self.scheduler.retire(request, self.caches)
         self.output.end(request)
         self._ended.append(request)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mtad.compiled import compiled
 from mtad.distribution import after
-from mtad.rules.scored import draft_after
+from mtad.rules.scored import draft_after, place_of
 
 
 class Left(NamedTuple):
@@ -107,8 +107,7 @@ def reject(left, token, weight):
     total, mass, there = left.q.sum(), 0.0, 0
     rest = np.zeros(len(left.p))
     for at in range(len(left.p)):
-        while there < len(left.q_ids) and left.q_ids[there] < left.p_ids[at]:
-            there += 1
+        there = place_of(left.q_ids, there, left.p_ids[at])
         own = left.q[there] / total if there < len(left.q_ids) and left.q_ids[there] == left.p_ids[at] else 0.0
         rest[at] = max(weight * left.p[at] - own, 0.0)
         mass += rest[at]

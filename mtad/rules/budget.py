@@ -8,7 +8,7 @@ from mtad.compiled import compiled
 from mtad.distribution import NEVER, after
 from mtad.rules.block import block
 from mtad.rules.branches import next_child, traversal
-from mtad.rules.scored import draft_after
+from mtad.rules.scored import draft_after, place_of
 
 
 @compiled
@@ -65,14 +65,6 @@ def move(ids, log_p, q_ids, log_q, divergence, plausible):
             own += more * spent / (losses if more < 0.0 else gains)
             log_p[at] = math.log(own) if own > 0.0 else NEVER
     return spent
-
-
-@compiled
-def place_of(q_ids, there, token):
-    """The first place from `there` on whose id is at least `token`."""
-    while there < len(q_ids) and q_ids[there] < token:
-        there += 1
-    return there
 
 
 @compiled

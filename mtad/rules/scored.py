@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from mtad.compiled import compiled
 from mtad.distribution import Distributions, after, log_prob
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from mtad.draft import Bools, Ints
 
 
 class Scored(NamedTuple):
@@ -112,10 +110,17 @@ def residual(scored, node, weight, bonus):
     q_ids, log_q = draft_after(scored, node)
     mass, there = 0.0, 0
     for at in range(len(ids)):
-        while there < len(q_ids) and q_ids[there] < ids[at]:
-            there += 1
+        there = place_of(q_ids, there, ids[at])
         own = math.exp(log_q[there]) if there < len(q_ids) and q_ids[there] == ids[at] else 0.0
         bonus.ids[at] = ids[at]
         bonus.weights[at] = max(weight * math.exp(log_p[at]) - own, 0.0)
         mass += bonus.weights[at]
     return mass
+
+
+@compiled
+def place_of(q_ids, there, token):
+    """The first place from `there` on whose id is at least `token`."""
+    while there < len(q_ids) and q_ids[there] < token:
+        there += 1
+    return there

@@ -23,11 +23,9 @@ class BatchArrays:
         looked_up: bool [R], rows whose drafts are looked up.
         drawn_rows, drawn_trees: records and trees as the auxiliary sees them: for those rows nothing is drafted.
         draft_len, width: D and W, of the largest draft.
-        starts: int64 [R, D + 1], see `mtad.draft.Tree`.
-        kept: tokens that a filter of a row whose rule reads the draft keeps at most; 0 where no rule does.
-        scored_nodes: the most nodes that the target scores of a row, by the number of levels that were drafted.
-        noise, trees, q, decisions: of the block that runs.
-        scored: the same, by the number of levels that were drafted.
+        starts: int64 [R, D + 1], see `mtad.draft.Tree`; each looked-up draft has its own.
+        kept: tokens of a distribution that a rule reads of the draft at most; 0 where no rule does.
+        noise, trees, q, scored, decisions: of the block that runs.
         columns: int64 [R, D] each: where accepted tokens lie in both caches, target's first, and where they belong.
     """
 
@@ -41,16 +39,13 @@ class BatchArrays:
         self.starts = np.zeros((len(params), self.draft_len + 1), dtype=np.int64)
         np.cumsum(widths, axis=1, out=self.starts[:, 1:])
         readers = self.rows["top_k"][self.rows["reads_draft"]]
-        self.kept = int(readers.max()) if len(readers) else 0
-        ends = [np.minimum(self.rows["draft_len"], levels) for levels in range(self.draft_len + 1)]
-        nodes = [np.where(self.rows["tree"], self.starts[np.arange(len(x)), x], x) for x in ends]
-        self.scored_nodes = [int(each.max()) for each in nodes]
+        self.kept = max(int(readers.max()), self.width) if len(readers) else 0
         self.trees, self.q = Trees.empty(self.starts), empty_distributions(self)
         self.looked_up = np.array([p.drafts and not p.uses_model for p in params])
         self.drawn_rows = self.rows.copy()
         self.drawn_rows["draft_len"][self.looked_up] = 0
         self.drawn_trees = self.trees._replace(starts=np.where(self.looked_up[:, None], 0, self.starts))
-        self.scored = [ScoredTrees.empty(len(params), most, self.draft_len) for most in self.scored_nodes]
+        self.scored = ScoredTrees.empty(len(params), int(self.starts.max()), self.draft_len)
         self.decisions = Decisions.empty(len(params), self.draft_len)
         self.noise = Noise.empty(len(params), self.draft_len, self.width)
         self.columns = torch.zeros((3, len(params), self.draft_len), dtype=torch.int64).unbind()

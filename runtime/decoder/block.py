@@ -23,7 +23,7 @@ class BlockInput(NamedTuple):
         keys: (seed, block index) of each row, which its random numbers depend on.
         constraints: of each row; None for rows that ask for nothing.
         is_kept: of each row, whether what it gets is kept; else it is run idly.
-        drafts: of each row whose draft is looked up (`params.draft` is lookup), the tokens; () for no row at all.
+        drafts: of each row whose draft is looked up, its continuations, all of one length; () for no row at all.
     """
 
     params: Sequence[DecodingParams]
@@ -32,7 +32,7 @@ class BlockInput(NamedTuple):
     keys: Sequence[tuple[int, int]]
     constraints: Sequence[Constraint | None]
     is_kept: Sequence[bool]
-    drafts: Sequence[Sequence[int]] = ()
+    drafts: Sequence[Sequence[Sequence[int]]] = ()
 
     @property
     def constrained(self) -> bool:

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,20 +37,6 @@ WORTH_THREADS = 2**19
 """Logits of a step from which its rows are shared out among threads: waking one takes as long as filtering 30,000."""
 
 Floats = npt.NDArray[np.float32]
-
-
-class Functions(NamedTuple):
-    """What a block calls of `mtad`, as machine code for the types that it gives."""
-
-    fill_noise: Callable[..., None]
-    first_inputs: Callable[..., None]
-    draft_looked_up: Callable[..., int]
-    draft_levels: Callable[..., bool]
-    level_inputs: Callable[..., None]
-    select_nodes: Callable[..., None]
-    target_inputs: Callable[..., None]
-    decide: Callable[..., None]
-    kept_columns: Callable[..., tuple[bool, bool]]
 
 
 class HostRunner:
@@ -85,9 +72,9 @@ class HostRunner:
         if arrays.drawn_rows["draft_len"].any():
             levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
         drafted = time.perf_counter()
-        nodes, scored = arrays.scored_nodes[levels], arrays.scored[levels]
+        self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored := arrays.scored)
+        nodes = int(scored.counts.max())
         inputs = self.target.inputs(len(committed), 1 + nodes, longest + nodes)
-        self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored)
         self._call.target_inputs(scored, last_two[:, 1], committed, *inputs.arrays)
         logits = self.target.run(inputs)
         scored_at = time.perf_counter()
@@ -101,17 +88,19 @@ class HostRunner:
         moves = self._call.kept_columns(committed, scored, decisions, *arrays.columns_written)
         if moves[0]:
             self.target.keep(arrays.columns[0], arrays.columns[2])
-        if moves[1]:  # the last level of the draft was never run, and is run by the next
+        if moves[1] and not arrays.looked_up.all():  # the draft's last level was never run, and is run by the next
+            arrays.columns_written[1][arrays.looked_up] = arrays.columns_written[2][arrays.looked_up]  # ran nothing
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
         return _outcome(given, arrays.trees, scored, decisions, logits, (began, drafted, scored_at))
 
-    def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[int]]) -> int:
+    def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[Sequence[int]]]) -> int:
         """Let what was looked up be the drafts of its rows; returns the length of the longest one."""
-        tokens, counts = np.zeros((len(arrays.rows), arrays.draft_len), np.int64), np.where(arrays.looked_up, 0, -1)
+        tokens = np.full((len(arrays.rows), arrays.width, arrays.draft_len), -1)
         for row, draft in enumerate(drafts):
-            if arrays.looked_up[row]:
-                tokens[row, : len(draft)], counts[row] = draft, len(draft)
-        return self._call.draft_looked_up(arrays.rows, tokens, counts, arrays.trees, arrays.q, self._is_end)
+            if arrays.looked_up[row] and draft:
+                tokens[row, : len(draft), : len(draft[0])] = draft
+        given = arrays.rows, arrays.looked_up, tokens, arrays.trees, arrays.q, self._is_end
+        return int(self._call.draft_looked_up(*given))
 
     def _draft(
         self,
@@ -155,7 +144,7 @@ class HostRunner:
 
 
 @lru_cache(maxsize=1)
-def compile_rules() -> Functions:
+def compile_rules() -> SimpleNamespace:
     """Compile all functions now, or load them from the cache, so that nothing is compiled while requests run.
 
     One process compiles at a time; those that wait for it load what it has compiled.
@@ -167,28 +156,30 @@ def compile_rules() -> Functions:
         return _call_all()
 
 
-def _call_all() -> Functions:
+def _call_all() -> SimpleNamespace:
+    """What a block calls of `mtad`, as machine code for the types that it gives."""
     vocab, given = 4, [DecodingParams(method="traversal", top_k=2, branching=(2, 1)), DecodingParams(top_k=0)]
     arrays = BatchArrays(given, vocab)
-    rows, trees, q, scored, decisions = arrays.rows, arrays.trees, arrays.q, arrays.scored[-1], arrays.decisions
+    rows, trees, q, scored, decisions = arrays.rows, arrays.trees, arrays.q, arrays.scored, arrays.decisions
     tokens, positions = np.zeros((2, 2, 5), np.int64)
     inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
     end, committed, noise = np.zeros(vocab, np.bool_), np.array([3, 3]), arrays.noise
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
     step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
     _paths(scored, np.full((2, 2), -1), 2)
-    lookup.look_up(tokens[0], 5, tokens[0, :1])
+    drafts = np.zeros((2, 1, 1), np.int64)
+    lookup.look_up(tokens[0], 5, drafts[0])
     judged = trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions
-    return Functions(
-        entry_of(fill_noise, np.zeros((2, 2), np.uint64), noise),
-        entry_of(step_inputs.first_inputs, rows, last_two, committed, *inputs),
-        entry_of(lookup.draft_looked_up, rows, tokens, np.zeros(2, np.int64), trees, q, end),
-        entry_of(block.draft_levels, 0, 2, rows, 0, trees, logits, q, noise.draft, end, decisions.finite),
-        entry_of(step_inputs.level_inputs, 0, trees, committed, *inputs),
-        entry_of(block.select_nodes, rows, 1, trees, end, scored),
-        entry_of(step_inputs.target_inputs, scored, last_two[:, 1], committed, *inputs),
-        entry_of(block.decide, 0, 2, rows, *judged),
-        entry_of(step_inputs.kept_columns, committed, scored, decisions, *columns),
+    return SimpleNamespace(
+        fill_noise=entry_of(fill_noise, np.zeros((2, 2), np.uint64), noise),
+        first_inputs=entry_of(step_inputs.first_inputs, rows, last_two, committed, *inputs),
+        draft_looked_up=entry_of(lookup.draft_looked_up, rows, end[:2], drafts, trees, q, end),
+        draft_levels=entry_of(block.draft_levels, 0, 2, rows, 0, trees, logits, q, noise.draft, end, decisions.finite),
+        level_inputs=entry_of(step_inputs.level_inputs, 0, trees, committed, *inputs),
+        select_nodes=entry_of(block.select_nodes, rows, 1, trees, end, scored),
+        target_inputs=entry_of(step_inputs.target_inputs, scored, last_two[:, 1], committed, *inputs),
+        decide=entry_of(block.decide, 0, 2, rows, *judged),
+        kept_columns=entry_of(step_inputs.kept_columns, committed, scored, decisions, *columns),
     )
 
 

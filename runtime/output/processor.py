@@ -75,12 +75,14 @@ class OutputProcessor:
                 grown.append((row, request, before, thinking, accepted))
         now = time.perf_counter()
         seconds = block.drafted - block.began, block.scored - block.drafted, now - block.scored
-        self.totals.record_block(*seconds)
+        self.totals.turns += 1
+        self.totals.add_seconds(*seconds)
         for row, request, before, thinking, kept in grown:
             count = len(request.tokens) - before
             drafted, accepted = block.drafted_levels[row], min(kept, count)
             params = given.params[row]
-            request.statistics.record_block(drafted, accepted, count, seconds)
+            request.statistics.add(drafted, accepted, count)
+            request.statistics.add_seconds(seconds[0] if drafted else 0.0, *seconds[1:])
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
             if params.spec.bounded:

@@ -203,7 +203,7 @@ class Result:
         prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
             empty.
         index: which of the prompt's `n` choices it is.
-        seed: reproduces the result, unless its drafts followed the load and its temperature was above 0.
+        seed: reproduces the result, unless drafts followed the load or kept texts and its temperature was above 0.
     """
 
     text: str

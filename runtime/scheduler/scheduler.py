@@ -54,7 +54,6 @@ class Scheduler:
     Attributes:
         joining: the request whose prompt is being stored, in row `len(running)`.
         pace: seconds between two admissions, a recent mean, for `QueueFull`'s hint.
-        preemptions: requests that gave up their rows so far.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Scheduler:
         self._accounts: dict[str, int] = {}  # tokens of requests that have ended; without an entry, `_clock`
         self._clock = 0
         self._arrivals = itertools.count()
-        self.preemptions = 0
         self._lock = RLock()  # for the queues, and for who holds a row
 
     def check(self, request: Request) -> None:
@@ -83,7 +81,7 @@ class Scheduler:
         """
         room = self.room_for_tokens
         for p in (request.params.thinking, request.params):
-            if p.drafted > self.max_draft_len and (p.draft_len != "auto" or p.form == "branches"):
+            if p.drafted > self.max_draft_len and (p.draft_len != "auto" or (p.form == "branches" and p.uses_model)):
                 raise InvalidInput("draft_len", p.draft_len, f"give at most {self.max_draft_len} (max_draft_len)")
             if p.draft_width > self.max_beam_width:
                 field = "branching" if p.form == "branches" else "beam_width"
@@ -279,7 +277,6 @@ class Scheduler:
             self._queue(entry)
         request.target_cached = request.auxiliary_cached = 0
         request.statistics.preemptions += 1
-        self.preemptions += 1
 
     def _leave(self, request: Request, caches: RowMemory) -> None:
         moves = list[tuple[Request, int, int]]()

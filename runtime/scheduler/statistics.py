@@ -45,6 +45,12 @@ class Counts:
     score_seconds: float = 0.0
     commit_seconds: float = 0.0
 
+    def add_seconds(self, draft: float, score: float, commit: float) -> None:
+        """Count what a block took."""
+        self.draft_seconds += draft
+        self.score_seconds += score
+        self.commit_seconds += commit
+
     def add(self, drafted: int, accepted: int, tokens: int) -> None:
         """Count what a block gave one row."""
         self.drafted += drafted
@@ -87,18 +93,6 @@ class Statistics(Counts):
     queue_seconds: float = 0.0
     first_token_seconds: float | None = None
     total_seconds: float | None = None
-
-    def record_block(self, drafted: int, accepted: int, tokens: int, seconds: tuple[float, float, float]) -> None:
-        """Add one block.
-
-        Args:
-            accepted: drafted tokens that became part of the text.
-            seconds: draft, score, commit.
-        """
-        self.add(drafted, accepted, tokens)
-        self.draft_seconds += seconds[0] if drafted else 0.0
-        self.score_seconds += seconds[1]
-        self.commit_seconds += seconds[2]
 
 
 @dataclass
@@ -156,17 +150,11 @@ class Totals(Counts):
     prompt: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output: Histogram = field(default_factory=lambda: Histogram(TOKENS))
 
-    def record_block(self, draft: float, score: float, commit: float) -> None:
-        """Count one block's seconds, however many rows it has."""
-        self.turns += 1
-        self.draft_seconds += draft
-        self.score_seconds += score
-        self.commit_seconds += commit
-
     def ended(self, reason: str, s: Statistics) -> None:
         self.requests[reason] += 1
         self.prompt_tokens += s.prompt_tokens
         self.reused_tokens += s.reused_tokens
+        self.preemptions += s.preemptions
         self.prompt.add(s.prompt_tokens)
         self.output.add(s.tokens)
         if s.first_token_seconds is not None:

@@ -1,4 +1,4 @@
-"""Drafts that are looked up in a request's own text, and how long they are. No torch."""
+"""Drafts that are looked up in a request's text and in others' before it, and how long they are. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mtad.lookup import look_up
+from mtad.lookup import MOST, look_up
 from mtad.params import LONGEST
 from runtime.scheduler.request import Acceptance, Request
 from runtime.speculation.block_times import BlockTimes
@@ -17,29 +17,36 @@ from runtime.speculation.planner import FIRST, DraftCosts, draft_lengths
 PROBE = 64
 """Of the blocks for which drafts were found that do not pay, one in so many has one token: seconds may have changed."""
 
+SALTS = 64
+"""Salts for which texts of ended requests are kept."""
+
+Draft = list[list[int]]
+"""The continuations of a looked-up draft, in ascending order and all of one length; [] for nothing."""
+
 
 @dataclass
 class Text:
-    """A request's tokens, prompt and answer, int64 [prompt and `max_tokens`], of which the first `count` are known.
+    """What a request's drafts are looked up in: texts of ended requests, its prompt, its answer.
 
     Attributes:
+        tokens: int64, with room for `max_tokens` of the answer.
+        count: how many of them are known.
         acceptance: of drafts that were looked up in it.
-        found: what was found before the block that runs, drafted or not; [] for nothing.
+        found: what was found before the block that runs, drafted or not.
     """
 
     tokens: npt.NDArray[np.int64]
-    count: int = 0
+    count: int
     acceptance: Acceptance = field(default_factory=Acceptance)
-    found: list[int] = field(default_factory=list)
+    found: Draft = field(default_factory=list)
 
-    def look_up(self, request: Request, longest: int) -> None:
+    def look_up(self, request: Request, continuations: int, longest: int) -> None:
         """Find what followed in the text where its end stood before, `longest` tokens of it."""
-        known = self.count - len(request.prompt)
-        new = request.tokens[known:] if known >= 0 else request.prompt + request.tokens
+        new = request.tokens[self.count + request.max_tokens - len(self.tokens) :]
         self.tokens[self.count : self.count + len(new)] = new
         self.count += len(new)
-        draft = np.zeros(longest, np.int64)
-        self.found = draft.tolist() if look_up(self.tokens, self.count, draft) else []
+        drafts = np.zeros((continuations, longest), np.int64)
+        self.found = sorted(drafts[: look_up(self.tokens, self.count, drafts)].tolist())
 
 
 class Lookups:
@@ -51,38 +58,42 @@ class Lookups:
 
     Args:
         longest: longest draft, in tokens.
+        kept_tokens: of ended requests' texts, for those with the same salt whose law no draft changes.
     """
 
-    def __init__(self, longest: int, costs: DraftCosts | None = None) -> None:
-        self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
-        self._costs = [1 + (costs or DraftCosts()).node * length for length in self._lengths]
+    def __init__(self, longest: int, costs: DraftCosts | None = None, kept_tokens: int = 0) -> None:
+        self._kept_tokens, self._kept = kept_tokens, dict[int, list[int]]()
+        self._lengths = draft_lengths(min(longest, LONGEST))
+        self._node = (costs or DraftCosts()).node
         self._times, self._usual, self._skipped = BlockTimes(), Acceptance(), 0
 
-    def find(self, requests: Sequence[Request]) -> list[list[int]]:
-        """What the next block drafts for each request without asking the auxiliary; [] for nothing."""
-        drafts, timed = list[list[int]](), dict[int, Text]()
+    def find(self, requests: Sequence[Request]) -> list[Draft]:
+        """What the next block drafts for each request without asking the auxiliary."""
+        drafts, timed = list[Draft](), dict[int, Text]()
         for row, request in enumerate(requests):
-            params, draft = request.part_params, list[int]()
+            params, draft = request.part_params, Draft()
             if params.looks_up:
-                room = len(request.prompt) + request.max_tokens
-                text = request.looked_up = request.looked_up or Text(np.zeros(room, np.int64))
-                text.look_up(request, self._lengths[-1] if params.draft_len == "auto" else params.draft_len)
-                draft = text.found[: self._longest]
+                text = request.looked_up = request.looked_up or self._text(request)
+                continuations = min(params.draft_width, MOST) if params.spec.tree else 1
+                longest = self._lengths[-1] if params.draft_len == "auto" else params.draft_len
+                text.look_up(request, continuations, longest)
+                draft = text.found
                 if params.draft_len == "auto" and draft and request.params.timed:
                     text.acceptance.usual, timed[row] = self._usual, text
                 elif params.draft_len == "auto":
-                    draft = draft[: self._best([text], 1, self._costs)]
+                    costs = [1 + self._node * length * len(draft) for length in self._lengths]
+                    draft = _cut(draft, self._best([text], 1, costs))
             elif request.looked_up:
                 request.looked_up.found = []
             drafts.append(draft)
         auxiliary_runs = any(request.part_params.uses_model for request in requests)
         length = self._common_length(len(requests), list(timed.values()), auxiliary_runs) if timed else 0
-        return [draft[:length] if row in timed else draft for row, draft in enumerate(drafts)]
+        return [_cut(draft, length) if row in timed else draft for row, draft in enumerate(drafts)]
 
     def observe(
         self,
         requests: Sequence[Request],
-        drafts: Sequence[Sequence[int]],
+        drafts: Sequence[Draft],
         tokens: Sequence[Sequence[int]],
         seconds: float,
         alone: bool,
@@ -98,11 +109,25 @@ class Lookups:
         for request, draft, given in zip(requests, drafts, tokens, strict=True):
             text = request.looked_up
             if given and text and text.found:  # the first token of what was not drafted can be judged as well
-                kept = len(given) - 1 if draft else int(given[0] == text.found[0])
+                kept = len(given) - 1 if draft else int(given[0] in [one[0] for one in text.found])
                 for own in (text.acceptance, self._usual) if request.params.timed else (text.acceptance,):
-                    own.add(kept, len(draft) or 1)
+                    own.add(kept, len(draft[0]) if draft else 1)
         if any(request.looked_up for request in requests):
-            self._times.add(len(requests), max(map(len, drafts)), seconds, alone)
+            self._times.add(len(requests), max(len(draft[0]) if draft else 0 for draft in drafts), seconds, alone)
+
+    def record_end(self, request: Request) -> None:
+        """Keep the text of a request that has ended, if drafts were looked up in it, for those that come."""
+        if self._kept_tokens and request.looked_up:
+            kept = self._kept.pop(request.salt, [])  # the salt that was used last stands at the end
+            self._kept[request.salt] = [*kept, *request.prompt, *request.tokens][-self._kept_tokens :]
+            if len(self._kept) > SALTS:
+                del self._kept[next(iter(self._kept))]
+
+    def _text(self, request: Request) -> Text:
+        params = request.params
+        free = params.timed and (params.lossless or params.temperature == 0)  # budgets move a law towards their draft
+        known = np.array([*(self._kept.get(request.salt, []) if free else []), *request.prompt])
+        return Text(np.append(known, np.zeros(request.max_tokens, np.int64)), len(known))
 
     def _common_length(self, rows: int, texts: Sequence[Text], auxiliary_runs: bool) -> int:
         """The length of the drafts of texts that may follow the load, for which something was found.
@@ -123,3 +148,7 @@ class Lookups:
         gains = [sum(own[length] - 1 for own in tokens) for length in self._lengths]
         speeds = [(rows + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
         return self._lengths[speeds.index(max(speeds))]
+
+
+def _cut(draft: Draft, length: int) -> Draft:
+    return [continuation[:length] for continuation in draft] if length else []

@@ -20,8 +20,7 @@ from mtad.filters import filter_logits
 from mtad.methods import METHODS
 from mtad.rows import stack_rows
 from runtime import LLM, DecodingParams
-from runtime.prompts import Prompt
-from runtime.scheduler.request import Result
+from runtime.scheduler.request import Request, Result
 
 Floats = npt.NDArray[np.float64]
 
@@ -134,14 +133,14 @@ def measure(
     llm.record(settings)  # otherwise the first answers would have their blocks captured
     for params in settings:
         short = replace(params, seed=0, max_tokens=min(8, params.max_tokens or 8), min_tokens=0)
-        answer(llm, [examples[0].prompt], [short])
+        answer(llm, llm.requests(examples[0].prompt, short))
     rows: list[list[tuple[float, ...]]] = [[] for _ in settings]
     wait = 0.1 if sys.stderr.isatty() else 30.0  # seconds between two lines of a log file
     for number, example in enumerate(tqdm(examples, label, unit="prompt", file=sys.stderr, mininterval=wait)):
         for turn in range(len(settings)):
             index = (number + turn) % len(settings)
             seeded = replace(settings[index], seed=(seed << 32) + number)
-            (result,), seconds = answer(llm, [example.prompt], [seeded])
+            (result,), seconds = answer(llm, llm.requests(example.prompt, seeded))
             nll = -sum(result.logprobs) / len(result.logprobs)
             right, distinct_2 = example.right(result.text), distinct(result.token_ids, 2)
             changed, spec = law_change(llm, result.prompt_token_ids, result.token_ids, seeded).sum(), seeded.spec
@@ -157,28 +156,26 @@ def measure(
     return points
 
 
-def answer(llm: LLM, prompts: Sequence[Prompt], params: Sequence[DecodingParams]) -> tuple[list[Result], float]:
-    """Decode prompts at once, as far as the engines have rows; `llm` is idle, and for this call alone.
+def answer(llm: LLM, requests: Sequence[Request]) -> tuple[list[Result], float]:
+    """Decode requests at once, as far as the engines have rows; `llm` is idle, and for this call alone.
 
     Returns:
-        results in the prompts' order, and seconds of decoding: neither prefill nor tokenisation is in them, also on an
+        results in the requests' order, and seconds of decoding: neither prefill nor tokenisation is in them, also on an
             engine that would run prompts beside a block.
 
     Raises:
-        InvalidInput: a prompt or parameter is unusable; nothing was run.
         RequestFailed: something broke under one of them.
     """
-    made = [request for prompt, own in zip(prompts, params, strict=True) for request in llm.requests(prompt, own)]
     started = time.perf_counter()
     llm.loop.prompts_apart = True
     try:
-        llm.submit(*made)
-        while any(request.finish_reason is None for request in made):
+        llm.submit(*requests)
+        while any(request.finish_reason is None for request in requests):
             llm.step()
     finally:
         llm.loop.prompts_apart = False
-    seconds = time.perf_counter() - started - sum(request.statistics.prefill_seconds for request in made)
-    return [Result.of(request) for request in made], seconds
+    seconds = time.perf_counter() - started - sum(request.statistics.prefill_seconds for request in requests)
+    return [Result.of(request) for request in requests], seconds
 
 
 @torch.inference_mode()

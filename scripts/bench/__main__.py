@@ -45,6 +45,9 @@ def parser(name: str) -> Parser:
         add("--methods", nargs="+", default=list(OURS), help="ours, beside sample (default %(default)s)")
         add("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="none, if no name follows (default all)")
         add("--peer-temperature", type=float, help="peers with draft models also run at this one")
+        add(
+            "--edit", action="store_true", help="greedy copies of files with drafts that are looked up, ours and theirs"
+        )
         add("--loads", nargs="+", type=int, default=[1, 4, 8, 16], help="requests in flight (default %(default)s)")
         add("--rounds", type=int, default=8, help="slices of each system at each load (default %(default)s)")
         add("--tokens", type=int, default=100, help="of each text (default %(default)s)")
@@ -60,7 +63,7 @@ def parser(name: str) -> Parser:
     if name == "drafts":
         add("--rows", type=int, default=1, help="requests at once (default %(default)s)")
         add("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
-        add("--seconds", type=float, default=9.0, help="for each kind and temperature (default %(default)s)")
+        add("--batches", type=int, default=60, help="of prompts, for each kind and temperature (default %(default)s)")
     if name == "server":
         add("--loads", nargs="+", type=int, default=[1, 4, 16, 64], help="requests in flight (default %(default)s)")
         add("--seconds", type=float, default=30.0, help="for each load (default %(default)s)")
@@ -78,14 +81,17 @@ def main() -> None:
         own.parse_args()
     options = parser(name).parse_args(sys.argv[2:])
     for field, given in vars(options).items():
-        if field in ("loads", "rows", "rounds", "tokens") and min(given if isinstance(given, list) else [given]) < 1:
+        if (
+            field in ("loads", "rows", "rounds", "tokens", "batches")
+            and min(given if isinstance(given, list) else [given]) < 1
+        ):
             raise InvalidInput(field, given, "give at least 1")
     module = importlib.import_module(f"scripts.bench.{MODULES[name]}")
     figures = module.run(options)
     from scripts.results import save, table
 
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
-    file = f"{name}-vocabulary" if getattr(options, "vocabulary", None) else name
+    file = "-".join([name, *(other for other in ("vocabulary", "edit") if getattr(options, other, None))])
     save(folder / f"{file}.json", "scripts.bench.__main__", {name: figures})
     print(*(f"\n{table(rows)}" for rows in module.tables(figures).values()), f"\nwritten to {folder}", sep="\n")
     if hasattr(module, "plot"):

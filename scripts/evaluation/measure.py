@@ -57,14 +57,15 @@ class Writers:
         """Answer something short; on a GPU, all blocks are captured now."""
         llm, params = self._auxiliary if setting.alone else self.llm, replace(setting.params, seed=0)
         llm.record([params])
-        answer(llm, [prompt], [replace(params, max_tokens=min(8, params.max_tokens or 8))])
+        answer(llm, llm.requests(prompt, replace(params, max_tokens=min(8, params.max_tokens or 8))))
 
     def write(self, setting: Setting, prompts: Sequence[Ids], seeds: Sequence[int], timed: bool) -> list[Answer]:
         """Answers to prompts, each with its seed, decoded at once; `timed` for a single one, to say what it took."""
         llm = self._auxiliary if setting.alone else self.llm
-        params = [replace(setting.params, seed=seed) for seed in seeds]
+        both = [(prompt, replace(setting.params, seed=seed)) for prompt, seed in zip(prompts, seeds, strict=True)]
+        requests = [request for prompt, params in both for request in llm.requests(prompt, params)]
         self.meter.begin()
-        results, seconds = answer(llm, prompts, params)
+        results, seconds = answer(llm, requests)
         joules = self.meter.end()
         made = [
             Answer(

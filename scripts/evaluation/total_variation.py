@@ -62,7 +62,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     prompts = [writers.llm.tokenize(prompt) for prompt in open_set("code", options.prompts).prompts]
     curves: dict[str, Any] = {name: [] for name in CURVES}
     for name, params in ((name, params) for name, points in CURVES.items() for params in points):
-        results, _ = answer(writers.llm, prompts, [replace(params, seed=n) for n in range(len(prompts))])
+        seeded = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
+        results, _ = answer(writers.llm, [one for given in seeded for one in writers.llm.requests(*given)])
         sums = np.zeros((3, len(prompts)))
         for at, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
             count, moved = len(result.token_ids), result.statistics.divergence_spent

@@ -160,5 +160,5 @@ def pages(run: Run) -> None:
         cache.allocate_pages(requests * columns // KV_PAGE // 2)
     llm = open_llm(pair, captured=True)
     run.compare_texts("few pages = alone", llm.generate(PROMPTS[:requests], params), alone)
-    run.compare("nobody gave way", float(llm.loop.scheduler.preemptions == 0), 0, "")
+    run.compare("nobody gave way", float(llm.loop.totals.preemptions == 0), 0, "")
     llm.loop.check_integrity()

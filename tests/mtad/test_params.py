@@ -145,19 +145,17 @@ def test_greedy_keeps_one_token_and_no_filter_the_vocabulary() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_sizes_follow_the_method(method: str) -> None:
     params = DecodingParams(method=method, draft_len=3, beam_width=5)
-    chain, best, whole = (3, 1, 1, 3), (3, 5, 1, 15), (3, 5, 5, 15)
-    sizes = params.drafted, params.draft_width, params.score_width, sum(params.widths)
-    expected = {
-        "sample": (0, 0, 0, 0),
-        **dict.fromkeys(("traversal", "budget_tree"), (3, 4, 4, 10)),
-        **dict.fromkeys(("speculative", "block", "budget", "ensemble", "relaxed"), chain),
-        "mtad": best,
-        **dict.fromkeys(("mmtad", "mmtad_sample"), whole),
+    chain, beams, none = (3, 1, 3), (3, 5, 15), (0, 0, 0)
+    expected = {  # of the auxiliary's draft, and of one that is looked up
+        "sample": (none, none),
+        **dict.fromkeys(("traversal", "budget_tree"), ((3, 4, 10), (3, 4, 12))),
+        **dict.fromkeys(("speculative", "block", "budget", "ensemble", "relaxed"), (chain, chain)),
+        "mtad": (beams, chain),
+        **dict.fromkeys(("mmtad", "mmtad_sample"), (beams, beams)),
     }
-    assert sizes == expected[method]
-    looked_up = replace(params, draft="lookup")
-    own = looked_up.drafted, looked_up.draft_width, looked_up.score_width, sum(looked_up.widths)
-    assert own == (chain if params.drafts else sizes), "what is looked up is a chain"
+    for draft, sizes in zip(("model", "lookup"), expected[method], strict=True):
+        own = replace(params, draft=draft)  # type: ignore[arg-type]
+        assert (own.drafted, own.draft_width, sum(own.widths)) == sizes
 
 
 def test_the_weight_of_an_ensemble_is_at_most_1() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from mtad.random import draw_noise, hash_word
+from mtad.random import hash_word
+from tests.support.noise import draw_noise
 
 WORD = 2**64 - 1
 PUBLISHED = [

@@ -92,8 +92,9 @@ def test_a_seed_gives_the_same_tokens_in_any_batch_also_where_drafts_are_looked_
     assert sum(one.statistics.accepted for one in alone) > 20
 
 
+@pytest.mark.parametrize("method", ["block", "traversal"])
 def test_the_auxiliary_catches_up_with_what_was_looked_up_before_it_drafts_again(
-    llm: LLM, pair_folders: Callable[[str], Path]
+    llm: LLM, pair_folders: Callable[[str], Path], method: str
 ) -> None:
     """An auxiliary that is the target's twin drafts what the target says, as long as its cache is right."""
     twin = open_engine(pair_folders("onnx") / "target", Placement(threads=1))
@@ -106,12 +107,21 @@ def test_the_auxiliary_catches_up_with_what_was_looked_up_before_it_drafts_again
         return blocks[-1]
 
     with patch.object(both.runner, "run", record):
-        both.generate(REPEATED, replace(BASE, method="block", temperature=0.0, draft="lookup+model", draft_len=4))
+        both.generate(REPEATED, replace(BASE, method=method, temperature=0.0, draft="lookup+model", draft_len=4))
     rows = [(block, row) for block in blocks for row in range(len(block.tokens))]
     drawn = [len(block.tokens[row]) for block, row in rows if block.given.params[row].uses_model]
     assert len(rows) - len(drawn) > 10, "hardly anything was looked up"
     assert len(drawn) > 5
     assert set(drawn) == {5}
+
+
+@pytest.mark.parametrize("method", ["block", "traversal"])
+def test_a_second_request_drafts_what_the_first_has_written(llm: LLM, method: str) -> None:
+    keeping = LLM(llm.pair, RuntimeConfig(max_draft_len=8, max_beam_width=8, lookup_tokens=1000))
+    greedy = replace(BASE, method=method, temperature=0.0, seed=None, draft="lookup", draft_len=4)
+    first, second = (keeping.generate("where do they live?", greedy)[0] for _ in range(2))
+    assert first.token_ids == second.token_ids
+    assert second.statistics.target_passes == 5 < first.statistics.target_passes
 
 
 def test_a_pair_without_an_auxiliary_decodes_as_the_target_does(lone: Path, llm: LLM) -> None:

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from numba import NumbaExperimentalFeatureWarning
 
 from mtad import block, step_inputs
-from mtad.batch import Decisions, ScoredTrees, Trees
+from mtad.batch import Decisions, Trees
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from mtad.random import draw_noise
 from runtime.decoder.batch_arrays import BatchArrays, empty_distributions
+from tests.support.noise import draw_noise
 
 Floats = npt.NDArray[np.float32]
 
@@ -63,9 +63,9 @@ def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, 
         logits = logits_of(kind, centre, layout.width if level else 1, generator)
         if not block.draft_levels(0, rows, layout.rows, level, trees, logits, q, noise.draft, is_end, finite):
             break
-    nodes = layout.scored_nodes[level + 1]
-    scored = ScoredTrees.empty(rows, nodes, layout.draft_len)
+    scored = layout.scored
     block.select_nodes(layout.rows, level + 1, trees, is_end, scored)
+    nodes = int(scored.counts.max())
     tokens, positions = np.zeros((2, rows, 1 + nodes), np.int64)
     write_at, mask = np.zeros(rows, np.int64), np.zeros((rows, 1, 1 + nodes, 64), np.bool_)
     step_inputs.target_inputs(scored, last_two[:, 1], committed, tokens, positions, write_at, mask)
@@ -78,9 +78,10 @@ def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, 
     step_inputs.kept_columns(committed, scored, decisions, *columns)
     floats = trees.log_q, decisions.log_probs  # libraries' logarithms differ in the last bits
     rounded = [np.round(np.nan_to_num(x, neginf=-1e3), 4) + 0.0 for x in floats]
-    whole = trees.tokens, trees.parents, trees.drafted, trees.ended, scored.origins, tokens, positions, write_at, mask
+    whole = trees.tokens, trees.parents, trees.drafted, trees.ended, scored.origins[:, :nodes]
+    inputs = tokens, positions, write_at, mask
     told = decisions.tokens, decisions.lengths, decisions.paths, decisions.finite, columns
-    for array in (*whole, *told, *rounded):
+    for array in (*whole, *inputs, *told, *rounded):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16], decisions
 

@@ -17,11 +17,11 @@ from mtad.device.rules import Scored
 from mtad.device.tables import Given, Tables, Tree
 from mtad.distribution import Distributions
 from mtad.params import DecodingParams
-from mtad.random import draw_noise
 from runtime.decoder.batch_arrays import BatchArrays
 from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
 from runtime.decoder.cuda_graph.captured_block import Key, write
+from tests.support.noise import draw_noise
 
 CAPACITY = 64
 COMMITTED = 5
@@ -92,7 +92,8 @@ def block_on_host(
         host.draft_levels(0, count, layout.rows, level, trees, logits, q, noise.draft, ends, finite)
         at = np.minimum(starts[:, level, None] + np.arange(layout.width), max(shape[1] - 2, 0))
         tokens = torch.from_numpy(np.take_along_axis(trees.tokens, at, 1))
-    scored = ScoredTrees.empty(count, layout.scored_nodes[-1], layout.draft_len)
+    nodes = int(np.where(layout.rows["tree"], layout.starts[:, -1], layout.rows["draft_len"]).max())
+    scored = ScoredTrees.empty(count, nodes, layout.draft_len)
     host.select_nodes(layout.rows, layout.draft_len, trees, ends, scored)
     tokens = torch.from_numpy(np.c_[roots_of(params, vocab), scored.tokens])
     depths = torch.from_numpy(np.c_[np.zeros(count, np.int64), scored.depths])

@@ -20,7 +20,7 @@ T = TypeVar("T")
 SLIVER = 1e-7
 """Outcomes that are less probable than this are left out: guards against rounding make such."""
 
-PARTS = ("distribution", "filters", "draft", "random", "batch", "block", "rules.scored")
+PARTS = ("distribution", "filters", "draft", "random", "batch", "block", "lookup", "rules.scored")
 
 
 @cache

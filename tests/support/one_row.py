@@ -81,7 +81,7 @@ class OneRow:
         """What the rule is given; `accept` has a number for each node, of a chain for each depth."""
         trees = mtad.batch.Trees(*(x[None] for x in tree))
         params = self.request.params
-        most = len(tree.tokens) if params.tree else params.drafted
+        most = len(tree.tokens) if params.spec.tree else params.drafted
         found = mtad.batch.ScoredTrees.empty(1, most, params.drafted)
         rows = stack_rows([params], self.vocab)
         mtad.block.select_nodes(rows, params.drafted, trees, self.is_end, found)

@@ -143,7 +143,7 @@ def traversal(request: Request, draft: Draft) -> Iterator[Outcome]:
 def passing(request: Request, draft: Draft) -> list[Tokens]:
     """arXiv 2407.09722: of the paths with p(path) / q(as many tokens of the best path) > tau, the deepest."""
     bound, tau = best(draft), log(request.params.threshold)
-    paths = [path for path in paths_of(draft) if request.params.tree or path == bound[: len(path)]]
+    paths = [path for path in paths_of(draft) if request.params.spec.tree or path == bound[: len(path)]]
     p = {path: request.log_p(path) for path in paths}
     return deepest(
         request, [one for one in paths if p[one] > -math.inf and p[one] - request.log_q(bound[: len(one)]) > tau]

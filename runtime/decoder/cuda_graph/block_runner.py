@@ -135,7 +135,7 @@ class CudaGraphRunner:
             committed = length - p.drafted * p.draft_width
             if committed < 2 or self.eager_reason(_dummy(1, 2, p)):
                 continue
-            nodes = p.drafted * p.score_width
+            nodes = p.drafted * (p.draft_width if p.spec.tree else 1)
             for count in self._buckets.counts(max(1 + nodes, p.draft_width)):
                 given = _dummy(count, committed, p)
                 batches[Key.of(given, self._buckets)] = given

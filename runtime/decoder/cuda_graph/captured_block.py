@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from engines.buffers import Arena, flatten_tensors, size_of, views
 from mtad.device import block, launches
 from mtad.device.block import Results
 from mtad.device.tables import Given, Step, Tables, Tree, stacked
-from mtad.random import draw_noise
+from mtad.random import Noise, fill_noise
 from mtad.rows import stack_rows
 from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
@@ -89,7 +90,8 @@ def write(given: BlockInput, key: Key, memory: Tensor, vocab_size: int) -> None:
     """Write a batch into the host's memory, uint8, laid out as `key.given`; padded rows draft and filter nothing."""
     to = {name: tensor.numpy() for name, tensor in views(key.given, memory)._asdict().items()}
     count, records = len(given.params), stack_rows(given.params, vocab_size)
-    noise = draw_noise(given.keys, key.levels, key.width)
+    noise = Noise.empty(len(given.keys), key.levels, key.width)
+    fill_noise(np.array(given.keys, np.uint64), noise)
     known: dict[str, Any] = {name: records[name] for name in records.dtype.names or () if name in to}
     known |= {"inverse_temperature": 1 / records["temperature"], "last_two": given.last_two, "real": True}
     known |= {"committed": given.committed, "draft": noise.draft, "accept": noise.accept, "bonus": noise.bonus}

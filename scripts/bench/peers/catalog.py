@@ -53,6 +53,9 @@ DRAFT_LEN = 4  # tokens of a draft, ours and theirs
 DRAFTS = {"openvino-genai": (3, DRAFT_LEN, 7)}
 """Libraries that are given more than one length, as `mtad` is. On a CPU with AMX, 8 requests of 1 + 3 tokens fill 32
 rows of its tiles, and few requests gain by longer drafts."""
+LOOKED_UP = {"openvino-genai": (4, 8, 16), "llama.cpp": (4, 8, 16)}
+"""Libraries whose drafts are looked up with `--edit`, and lengths that they are given; ours follow what pays."""
+OURS_LOOKED_UP = ("block lookup", "block lookup+model")
 ONE_DRAFT = ("onnxruntime-genai", "huggingface")
 """Libraries that decode one text at a time where they draft."""
 THRESHOLD = 0.1  # tau of joint acceptance on source code
@@ -80,7 +83,8 @@ class System:
 
 
 def method_params(name: str) -> dict[str, Any]:
-    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens in 2 beams), of `mtad auto`, or of `greedy`, without drafts.
+    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens in 2 beams), of `mtad auto`; greedily, of `block lookup`, and
+    of `greedy`, without drafts.
 
     Raises:
         InvalidInput: there is no such method, or no such draft.
@@ -89,7 +93,7 @@ def method_params(name: str) -> dict[str, Any]:
         return {"method": "sample", "temperature": 0.0}
     method, _, draft = name.partition(" ")
     sizes = re.fullmatch(r"(\d+)x(\d+)", draft)
-    if method not in METHODS or not (sizes or draft in ("", "auto")):
+    if method not in METHODS or not (sizes or draft in ("", "auto", "lookup", "lookup+model")):
         known = ", ".join(METHODS)
         raise InvalidInput("methods", name, f"give names of methods, 'mtad auto' or 'mtad 7x2'; known: {known}")
     params: dict[str, Any] = {"method": method, "draft_len": DRAFT_LEN}
@@ -97,6 +101,8 @@ def method_params(name: str) -> dict[str, Any]:
         params |= {"draft_len": int(sizes[1]), "beam_width": int(sizes[2])}
     if draft == "auto":
         params["draft_len"] = "auto"
+    elif draft.startswith("lookup"):
+        params |= {"draft_len": "auto", "draft": draft, "temperature": 0.0}
     if METHODS[method].rule in ("joint.joint", "joint.joint_sample"):
         params["accept_threshold"] = THRESHOLD
     return params
@@ -112,19 +118,22 @@ def catalog(options: Namespace, precision: str, settings: Mapping[str, Any]) -> 
     Raises:
         InvalidInput: a method is unknown, or a peer is not installed.
     """
-    found, jobs = list[System](), {name: {"params": method_params(name)} for name in ("sample", *options.methods)}
+    methods = OURS_LOOKED_UP if options.edit else options.methods
+    found, jobs = list[System](), {name: {"params": method_params(name)} for name in ("sample", *methods)}
     for own, library, module, others in LIBRARIES:
         if own != precision or (module != "ours" and library not in options.peers):
             continue
         said = {**settings, **others}
-        alone, drafting = (_command(library, module, {**said, "draft_len": n}) for n in (0, DRAFT_LEN))
+        alone = _command(library, module, {**said, "draft_len": 0})
         if module == "ours":
             found += [System(f"{name}, {library}", alone, job, library, name) for name, job in jobs.items()]
             continue
         found.append(System(library, alone, {}, library))
-        for length in DRAFTS.get(library, (DRAFT_LEN,)):
-            name = f"{library} + draft of {length}" if library in DRAFTS else f"{library} + draft"
-            job: dict[str, Any] = {"draft_len": length}
+        lengths = LOOKED_UP.get(library, ()) if options.edit else DRAFTS.get(library, (DRAFT_LEN,))
+        for length in lengths:
+            name = f"{library} + draft of {length}" if len(lengths) > 1 else f"{library} + draft"
+            drafts = {"draft_len": length, "lookup": True} if options.edit else {"draft_len": DRAFT_LEN}
+            drafting, job = _command(library, module, {**said, **drafts}), dict[str, Any](draft_len=length)
             found.append(System(name, drafting, job, library, batches=library not in ONE_DRAFT))
             if options.peer_temperature is not None:  # on which the speed without drafts does not depend
                 job = {**job, "temperature": options.peer_temperature}

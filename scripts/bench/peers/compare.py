@@ -33,10 +33,10 @@ from mtad.errors import Failed
 from runtime.config import use_torch
 from runtime.pair import open_tokenizer
 from scripts.bench import pairs
+from scripts.bench.drafts import prompts_of
 from scripts.bench.peers.catalog import System, catalog
 from scripts.bench.peers.report import plot, tables
 from scripts.bench.peers.worker import Worker
-from scripts.demo import dataset
 from scripts.paths import DEMO
 
 __all__ = ["plot", "run", "tables"]
@@ -76,11 +76,13 @@ def perplexity(surprises: Sequence[float], plain: Sequence[float]) -> dict[str, 
 class Comparison:
     """The systems of one size and precision, whose jobs all say what `base` says."""
 
-    def __init__(self, size: str, precision: str, systems: Sequence[System], base: Mapping[str, Any]) -> None:
+    def __init__(
+        self, size: str, precision: str, systems: Sequence[System], base: Mapping[str, Any], kind: str = "code"
+    ) -> None:
         self._systems, self._base, self._tolerance = systems, base, TOLERANCE[precision]
         self._label, self._folder = f"{size}, {precision}", pairs.folder_of(size)
         tokenizer = open_tokenizer(pairs.checkpoints(size) / "target")
-        self._prompts = [list(tokenizer(one.prompt).input_ids) for one in dataset.load("test", "code")]
+        self._prompts = prompts_of(lambda text: list(tokenizer(text).input_ids), kind)
         # copies of the demo pair compute what it does, and it takes the least time
         self._model = AutoModelForCausalLM.from_pretrained(DEMO / "pair" / "target", dtype=torch.float32).eval()
         self._workers, self._warm = dict[tuple[str, ...], Worker](), set[tuple[str, int]]()
@@ -148,7 +150,7 @@ class Comparison:
         """Tokens per second."""
         chosen = random.Random(f"{load} {number}").sample(self._prompts, 2 * load)[: None if one.batches else 2]
         if (one.name, load) not in self._warm:
-            automatic = one.method.endswith(" auto")
+            automatic = one.method.endswith(" auto") or "lookup" in one.method
             for _ in range(LEARNING if automatic else 1):
                 self._ask(one, chosen, load, number, **({} if automatic else {"tokens": WARM_TOKENS}))
             self._warm.add((one.name, load))
@@ -165,13 +167,16 @@ def run(options: Namespace) -> dict[str, Any]:
         catalog(options, precision, {})  # which refuses what is unknown before anything is made
     use_torch()
     base, judged = {**SAMPLING, "tokens": options.tokens}, CHECKED if options.quick else JUDGED
+    if options.edit:
+        base["top_k"] = 1
     settings: dict[str, Any] = {"threads": cores(), "rows": max(8, *options.loads)}
     journals, sets = list[Path](), dict[str, dict[str, Any]]()
     for size, precision in itertools.product(options.sizes, options.precisions):
         weights = precision if precision in QUANTIZED else None
         settings |= {"checkpoints": str(pairs.checkpoints(size)), "pair": str(pairs.exported(size, precision=weights))}
         systems = catalog(options, precision, {**settings, "folder": str(pairs.folder_of(size))})
-        with closing(Comparison(size, precision, systems, base)) as comparison:
+        kind = "edit" if options.edit else "code"
+        with closing(Comparison(size, precision, systems, base, kind)) as comparison:
             sets.setdefault(size, {})[precision] = comparison.measure(options.loads, options.rounds, judged)
             journals.append(comparison.journal)
     for journal in journals:

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from scripts.bench.peers.protocol import ROLES, Answer, Job, made_once, serve
 
 CAPACITY = 1024  # columns of a request's cache, as of our export
+NGRAM = 3  # tokens of a suffix that is looked up; by default, 12, which seldom recur
 
 
 def convert(source: Path, path: Path, weights: str) -> None:
@@ -72,7 +73,11 @@ def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
     options.model.path = str(folder / "target.gguf")
     options.n_parallel, options.n_ctx = settings["rows"], settings["rows"] * CAPACITY
     options.cache_prompt, options.cache_ram_mib = False, 0
-    if settings["draft_len"]:
+    if settings.get("lookup"):
+        lookup, kinds = options.speculative.ngram_simple, xllamacpp.common_speculative_type
+        lookup.size_n, lookup.size_m = NGRAM, settings["draft_len"]
+        options.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+    elif settings["draft_len"]:
         draft.mparams.path, draft.n_max = str(folder / "auxiliary.gguf"), settings["draft_len"]
         draft.n_min, draft.p_min = 0, 0.0
         options.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]

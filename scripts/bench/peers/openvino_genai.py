@@ -18,6 +18,8 @@ import openvino_genai as genai  # type: ignore[import-not-found, unused-ignore]
 
 from scripts.bench.peers.protocol import ROLES, Answer, Job, made_once, serve
 
+NGRAM = 3  # tokens of a suffix that is looked up at most, as in the library's samples
+
 
 def convert(settings: dict[str, Any], folder: Path) -> None:
     """Write both models as optimum-intel makes them."""
@@ -34,7 +36,9 @@ def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
     if settings["precision"]:
         options |= {"INFERENCE_PRECISION_HINT": settings["precision"], "KV_CACHE_PRECISION": settings["precision"]}
     models = dict(options)
-    if settings["draft_len"]:
+    if settings.get("lookup"):
+        models["prompt_lookup"] = True
+    elif settings["draft_len"]:
         models["draft_model"] = genai.draft_model(str(folder / "auxiliary"), "CPU", **options)
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1  # GiB
@@ -49,6 +53,8 @@ def open_peer(settings: dict[str, Any]) -> tuple[dict[str, str], Answer]:
             said |= {name: job[name] for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
         if settings["draft_len"]:
             said["num_assistant_tokens"] = job["draft_len"]
+            if settings.get("lookup"):
+                said["max_ngram_size"] = NGRAM
         waiting, running, texts = list(enumerate(job["prompts"]))[::-1], dict[int, Any](), list[tuple[int, list[int]]]()
         while waiting or running:
             while waiting and len(running) < job["in_flight"]:

@@ -4,7 +4,8 @@ A worker is `python -m MODULE SETTINGS`. It writes {"ready": {package: version}}
 each job with {"texts": [[number, [id, ..]], ..]}: the new tokens of each prompt, whose number is its place in the job.
 
 * Settings: checkpoints, a folder with `target` and `auxiliary`; pair, our export of them; folder, where a worker keeps
-  what it makes of them; draft_len, tokens of the auxiliary's drafts, 0 for none; threads; rows, most texts at once.
+  what it makes of them; draft_len, tokens of drafts, 0 for none; lookup, where given: they are looked up in the text,
+  and not the auxiliary's; threads; rows, most texts at once.
 * Jobs: prompts, token ids of each; in_flight, how many are decoded at once, at most; tokens, new ones of each text, no
   fewer and no more, whatever token ends it otherwise; temperature, top_k, top_p, seed. With top_k 1 texts are greedy.
 

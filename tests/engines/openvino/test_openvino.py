@@ -180,7 +180,7 @@ def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest
         return max(int(run.tokens.shape[1]) for run in runs if len(run.keep))
 
     prompts, params = ["a name " * 12, "SELECT " * 12], DecodingParams(method="sample", max_tokens=4, seed=1)
-    assert answer(llm, prompts, [params] * 2)[1] > 0
+    assert answer(llm, [request for prompt in prompts for request in llm.requests(prompt, params)])[1] > 0
     assert most() == 2
     llm.generate(prompts, params)
     assert most() > 12

@@ -74,7 +74,7 @@ LOSSLESS = [
         DecodingParams(method="traversal", branching=branching)
         for branching in ((2,), (3,), (2, 2), (1, 2), (2, 1), (1, 1, 2))
     ),
-    *(DecodingParams(method=method, draft_len=3, draft="lookup") for method in ("block", "traversal")),
+    DecodingParams(draft_len=3, draft="lookup"),
 ]
 PAIRS = ("random", "zeros", "equal", "disjoint", "certain")
 

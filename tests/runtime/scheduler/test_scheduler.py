@@ -294,7 +294,7 @@ def test_requests_give_up_their_rows_until_a_block_fits_and_wait_where_they_were
     scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
     scheduler.schedule(100, Memory())
     assert ids(scheduler.make_room(Small())) == [0]
-    assert (scheduler.preemptions, ids(scheduler.waiting)) == (1, [1])
+    assert [(one.id, one.statistics.preemptions) for one in scheduler.waiting] == [(1, 1)]
 
 
 def test_check_integrity_notices_what_must_not_be() -> None:

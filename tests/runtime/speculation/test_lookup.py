@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,7 +43,8 @@ def decode(
     for _ in range(blocks):
         given = list[list[int]]()
         drafts = lookups.find(texts)
-        for chance, request, draft in zip(chances, texts, drafts, strict=True):
+        chains = [draft[0] if draft else [] for draft in drafts]
+        for chance, request, draft in zip(chances, texts, chains, strict=True):
             given.append([])
             for place in range(len(draft) + 1):
                 given[-1].append(following(chance, request.prompt + request.tokens))
@@ -49,7 +52,7 @@ def decode(
                 if place == len(draft) or given[-1][-1] != draft[place]:
                     break
             tokens += len(given[-1])
-        longest.append(max(map(len, drafts)))
+        longest.append(max(map(len, chains)))
         seconds = cost(rows, longest[-1])
         clock += seconds
         lookups.observe(texts, drafts, given, seconds * jitter.lognormvariate(0, 0.1), True)
@@ -79,3 +82,27 @@ def test_with_a_seed_drafts_follow_the_text_alone() -> None:
     assert found[0] == found[1]
     assert max(found[0]) > 4
     assert max(decode(repeats, gpu, blocks=100, draft_len=3)[2]) == 3
+
+
+def test_ended_texts_are_looked_up_by_requests_with_the_same_salt_whose_law_no_draft_changes() -> None:
+    params = DecodingParams(draft="lookup", draft_len=3, max_tokens=9)
+    lookups, text = Lookups(8, kept_tokens=12), list(range(10, 22))
+
+    def end(text: list[int], params: DecodingParams) -> None:
+        request = Request(0, text[:8], params, 1, salt=7, tokens=text[8:])
+        lookups.find([request])
+        lookups.record_end(request)
+
+    def found(salt: int = 7, **changes: Any) -> list[list[int]]:
+        return lookups.find([Request(1, [3, 14, 15], replace(params, **changes), 1, salt=salt)])[0]
+
+    end(text, params)
+    end(list(range(30, 42)), replace(params, method="sample"))  # looks nothing up, and leaves nothing
+    greedy: dict[str, Any] = {"temperature": 0.0, "seed": 1}
+    for changes in ({}, greedy, {**greedy, "method": "budget"}):
+        assert found(**changes) == [[16, 17, 18]], changes
+    others = ("salt", 0), ("seed", 1), ("method", "budget"), ("method", "mtad"), ("thinking_method", "budget")
+    for name, value in others:
+        assert not found(**{name: value}), (name, value)
+    end(list(range(30, 42)), params)
+    assert not found(), "more tokens are kept than were asked for"
