@@ -83,8 +83,7 @@ class System:
 
 
 def method_params(name: str) -> dict[str, Any]:
-    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens in 2 beams), of `mtad auto`; greedily, of `block lookup`, and
-    of `greedy`, without drafts.
+    """Parameters of `mtad`, say, of `mtad 7x2` (7 tokens, 2 beams), `mtad auto`; greedily, of `block lookup`, `greedy`.
 
     Raises:
         InvalidInput: there is no such method, or no such draft.
