@@ -103,7 +103,7 @@ def tiny(kind: str, **changes: int) -> PretrainedConfig:
     """A configuration of a model type with a few small layers."""
     own = CONFIG_MAPPING[kind]
     fields = {field.name for field in dataclasses.fields(own)}
-    return own(**{name: value for name, value in SIZES.items() if name in fields} | OWN.get(kind, {}) | changes)
+    return own(**{name: value for name, value in {**SIZES, **changes}.items() if name in fields} | OWN.get(kind, {}))
 
 
 def write_checkpoint(folder: Path, config: PretrainedConfig) -> Path:
