@@ -80,7 +80,9 @@ class DecodingLoop:
         Returns:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
-        began, tokens = time.perf_counter(), self._budget.tokens(len(self.scheduler.running))
+        began, rows = time.perf_counter(), len(self.scheduler.running)
+        empty = min(self.scheduler.rows, sum(self.scheduler.counts)) - rows
+        tokens = self._budget.tokens(rows, empty)
         plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted)
         self._prefill(plan)
         if requests := self.scheduler.make_room(self.caches):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 SHARE = 0.25
-"""Part of a block's time that a step may spend on prompts beside it."""
+"""Part of a block's time that a step may spend on prompts beside it, for each row that stands empty."""
 
 MIN_TOKENS = 16
-"""Fewest tokens of a step, so that prompts join in the end."""
+"""Fewest tokens of a step for each such row, so that prompts join in the end."""
 
 
 class PrefillBudget:
     """Chunked prefill that adapts to the machine: how long running requests wait for prompts follows a block's time.
+
+    The more rows stand empty for want of a prompt, the longer they wait: a block of few rows takes nearly as long as
+    one of many, so what it loses grows with them.
 
     Seconds of a block, by number of rows, and of a prompt's token are running means over the latest steps.
 
@@ -23,12 +26,16 @@ class PrefillBudget:
         self._block_seconds: dict[int, float] = {}
         self._token_seconds = 0.0
 
-    def tokens(self, rows: int) -> int:
-        """Prompt tokens of the next step, beside which so many rows run."""
+    def tokens(self, rows: int, empty: int = 1) -> int:
+        """Prompt tokens of the next step, beside which so many rows run.
+
+        Args:
+            empty: rows that are free while requests wait for them.
+        """
         block = self._block_seconds.get(rows, 0.0)
         if not block or not self._token_seconds:
             return self.most
-        return min(self.most, max(MIN_TOKENS, int(SHARE * block / self._token_seconds)))
+        return min(self.most, max(1, empty) * max(MIN_TOKENS, int(SHARE * block / self._token_seconds)))
 
     def observe(self, tokens: int, rows: int, seconds: float) -> None:
         """Learn from a step that prefilled some tokens and ran a block of some rows."""

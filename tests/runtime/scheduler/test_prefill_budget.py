@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mtad.params import DecodingParams
 from runtime.scheduler.prefill_budget import MIN_TOKENS, SHARE, PrefillBudget
+from runtime.scheduler.request import Request
+from tests.runtime.test_schedules import make_mock
 
 
 @pytest.mark.parametrize(("block", "token"), [(0.080, 0.0001), (0.080, 0.0004)])
@@ -34,3 +37,28 @@ def test_prompts_are_told_from_the_block_beside_them() -> None:
     assert budget.tokens(4) == 1000
     budget.observe(100, 4, 0.3)
     assert budget.tokens(4) == int(SHARE * 0.2 / 0.001)
+
+
+def test_every_row_that_stands_empty_is_worth_as_many_tokens() -> None:
+    budget = PrefillBudget(100)
+    budget.observe(0, 4, 0.2)
+    budget.observe(100, 0, 0.25)
+    one = budget.tokens(4)
+    assert [budget.tokens(4, empty) for empty in (0, 1, 2, 3)] == [one, one, min(100, 2 * one), min(100, 3 * one)]
+    assert MIN_TOKENS < one < 50
+
+
+def test_empty_rows_are_those_that_requests_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, asked = make_mock(rows=4).loop, list[tuple[int, int]]()
+
+    def tokens(rows: int, empty: int) -> int:
+        asked.append((rows, empty))
+        return 10
+
+    monkeypatch.setattr(loop._budget, "tokens", tokens)
+    params = DecodingParams(method="sample", max_tokens=8, ignore_eos=True)
+    loop.scheduler.submit(*[Request(i, [1 + i] * 11, params, i) for i in range(6)])
+    while not loop.idle:
+        loop.step()
+    assert asked[:5] == [(0, 4), (1, 3), (2, 2), (3, 1), (4, 0)]
+    assert (0, 0) not in asked
