@@ -144,6 +144,7 @@ class KvCaches:
             for at in range(0, len(tokens), PIECE):
                 self.auxiliary.prefill(row, tokens[at : at + PIECE], held + at)
             request.auxiliary_seconds += time.perf_counter() - began
+            request.auxiliary_stored += len(tokens)
             request.auxiliary_cached = upto
             if held < end <= upto:
                 self.prefixes[0].store(row, request.prompt[:end], request.salt)

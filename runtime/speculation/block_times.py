@@ -5,55 +5,57 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from statistics import median
 
-KEPT_TIMES, FEW = 32, 8
-"""Seconds of so many blocks of a kind are kept; a line through all kinds weighs as much as `FEW` of them."""
+KEPT_TIMES, FEW, RECENT = 32, 8, 16
+"""Seconds of so many blocks of a kind are kept; a line through all kinds weighs as much as `FEW` of them; so many of
+the latest blocks say how fast the machine is."""
 
 
 class BlockTimes:
-    """Seconds of the latest blocks, by number of rows and length of draft, relative to the machine's recent speed.
+    """Seconds of blocks, by number of rows and length of draft, relative to the machine's recent speed.
 
-    Each time moves the speed, and by less, in the same proportion, what is usual for its kind. So the speed goes as far
-    as blocks take longer than they did, and no further, however long nothing else is measured.
+    Where another kind of blocks begins, its first `FEW` are compared with the latest of the kind before. All others
+    of the same kind in a row only tell the speed, which holds for all kinds. So kinds are compared by blocks that ran
+    close together, and none seems to become slower because it was not run for long.
     """
 
     def __init__(self) -> None:
         self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
-        self._last_block, self._slowness = (0, 0), 1.0
-        self._usual: dict[tuple[int, int], float] = {}
+        self._last_block, self._in_a_row = (0, 0), 0
+        self._recent = deque([1.0], maxlen=RECENT)
 
     def add(self, rows: int, length: int, seconds: float, alone: bool = True) -> None:
         """Learn from a block, unless something was computed beside it."""
-        seconds, block = max(seconds, 1e-9), (_bucket(rows), length)
-        if alone and block == self._last_block:  # the first one of another shape takes longer
-            known, usual = self._seconds[block], self._usual.setdefault(block, seconds / self._slowness)
-            change = min(2.0, max(0.5, seconds / (self._slowness * usual)))
-            self._slowness *= change**0.125
-            self._usual[block] *= change ** (1 / (2 + len(known)))
-            known.append(seconds / self._slowness)
+        block = _bucket(rows), length
+        self._in_a_row = self._in_a_row + 1 if block == self._last_block else 0
         self._last_block = block
+        if not alone or not self._in_a_row:  # the first one of another shape takes longer
+            return
+        known = self._seconds[block]
+        if self._in_a_row <= FEW or not known:
+            known.append(max(seconds, 1e-9) / median(self._recent))
+        else:
+            self._recent.append(seconds / median(known))
 
-    def measured(self, rows: int) -> set[int]:
-        """Lengths of which some block of about so many rows was measured."""
-        return {length for count, length in self._seconds if count == _bucket(rows)}
+    def measured(self, rows: int) -> dict[int, int]:
+        """The lengths of which some blocks of about so many rows were measured, and how many are kept."""
+        return {length: len(own) for (count, length), own in self._seconds.items() if count == _bucket(rows)}
 
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:
-        """Seconds of blocks, where few were measured drawn to the line through all of so many rows.
-
-        Lower quartiles, because whatever disturbs a block makes it longer.
-        """
+        """Seconds of blocks, where few were measured drawn to the line through all of so many rows."""
         measured = {n: times for (count, n), times in self._seconds.items() if count == _bucket(rows)}
-        points = [(length, sorted(times)[len(times) // 4], len(times)) for length, times in measured.items()]
+        points = [(length, median(times), len(times)) for length, times in measured.items()]
         weight = sum(count for _, _, count in points)
         x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
         spread = sum(count * (length - x) ** 2 for length, _, count in points)
         slope = max(0.0, sum(count * (length - x) * (taken - y) for length, taken, count in points) / (spread or 1.0))
         known = {length: (taken, count) for length, taken, count in points}
-        found = []
+        found, slowness = [], median(self._recent)
         for length in lengths:
             taken, count = known.get(length, (0.0, 0))
             line = max(y + slope * (length - x), 0.1 * y)
-            found.append(self._slowness * (count * taken + FEW * line) / (count + FEW))
+            found.append(slowness * (count * taken + FEW * line) / (count + FEW))
         return found
 
 

@@ -19,9 +19,9 @@ INTERVAL = 4
 PROBE_SHARE = 0.01
 """Probes lose at most this share of the time."""
 
-NEAR = 2.0
-"""Probed are lengths that seem at most so many times slower than the choice, since a first impression may be wrong, or
-else those beside it."""
+NEAR, FIRST_NEAR = 1.15, 2.0
+"""Probed are lengths that seem at most so many times slower than the choice, or else those beside it; and of few
+measured blocks, more, since a first impression may be wrong."""
 
 GAIN = 1.03
 """The choice is changed for a length that promises this much more: times differ from block to block."""
@@ -70,7 +70,7 @@ class Planner:
     most expected tokens of all requests per second, by the measured seconds of blocks of about so many rows. A length
     that was not measured yet takes what those beside it say, and a machine that slows down does so for all alike, so
     seconds are kept relative to its recent speed. Drafting also means storing each prompt in the auxiliary's cache,
-    which is charged per token of text, as a mean over ended requests. Now and then a probe runs another length.
+    which is charged per token of text, by means over ended requests. Now and then a probe runs another length.
 
     A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a lossless
     method stays lossless.
@@ -97,7 +97,7 @@ class Planner:
         self._blocks_left = 0
         self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
         self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
-        self._stored_seconds, self._stored_tokens = 0.0, 1.0
+        self._stored, self._texts = [0.0, 0.0], [0.0, 0.0]  # seconds and tokens; tokens of prompts and of answers
         self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
         self._planned: list[DecodingParams] = []
 
@@ -170,10 +170,18 @@ class Planner:
         self._times.add(len(used), max(p.drafted if p.uses_model else 0 for p in used), seconds, alone)
 
     def record_end(self, request: Request) -> None:
-        """Learn from a request that has ended what the auxiliary's cache takes, beside blocks, per token of text."""
-        if request.params.follows_load and request.auxiliary_cached:
-            self._stored_seconds += 0.1 * (request.auxiliary_seconds - self._stored_seconds)
-            self._stored_tokens += 0.1 * (max(1, len(request.tokens)) - self._stored_tokens)
+        """Learn from a request that has ended what storing a prompt for the auxiliary takes per token of text."""
+        if request.params.follows_load and request.tokens:
+            texts = len(request.prompt) - request.statistics.reused_tokens, len(request.tokens)
+            self._texts = [0.9 * mean + own for mean, own in zip(self._texts, texts, strict=True)]
+            if request.auxiliary_stored:
+                stored = request.auxiliary_seconds, request.auxiliary_stored
+                self._stored = [0.9 * mean + own for mean, own in zip(self._stored, stored, strict=True)]
+
+    def _storing(self) -> float:
+        """Seconds per token of text."""
+        (seconds, stored), (prompts, answers) = self._stored, self._texts
+        return seconds / stored * prompts / answers if stored else 0.0
 
     def _variant(self, request: Request, looked_up: bool) -> DecodingParams:
         params = request.part_params
@@ -215,15 +223,17 @@ class Planner:
                 own = expected[self._length(request, n)]
                 tokens[n] += own
                 if n and request.params.follows_load:
-                    stored[n] += own * self._stored_seconds / self._stored_tokens
+                    stored[n] += own * self._storing()
         taken = dict(zip(lengths, seconds, strict=True))
-        speeds = {n: tokens[n] / (taken[n] + stored[n]) for n in lengths}
+        # drafts also cost what is not seen of a block: planning, probes, steps of other shapes
+        speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)
         if speeds[best] > GAIN * speeds[self._choice]:
             self._choice = best
         self.length = self._choice
         if not probed and self._clock >= self._next_probe:
-            others = [n for n in lengths if n != self._choice and speeds[n] > speeds[self._choice] / NEAR]
+            near = {n: NEAR if measured.get(max(n, fixed), 0) > INTERVAL else FIRST_NEAR for n in lengths}
+            others = [n for n in lengths if n != self._choice and speeds[n] > speeds[self._choice] / near[n]]
             at = lengths.index(self._choice)
             others = others or lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
             self.length = others[self._probes % len(others)]

@@ -254,6 +254,13 @@ def test_drafts_that_were_not_run_for_long_do_not_seem_to_become_slower() -> Non
     assert drafted / plain == pytest.approx(3, rel=0.2)
 
 
+def test_a_machine_that_slows_down_while_one_length_runs_does_so_for_all() -> None:
+    times = BlockTimes()
+    for length, slowness in [(4, 1)] * 9 + [(0, 1)] * 9 + [(0, 3)] * 40 + [(4, 3)] * 4:
+        times.add(8, length, slowness * (3.0 if length else 1.0))
+    assert times.expected(8, [4, 0]) == pytest.approx([9, 3])
+
+
 def test_drafts_have_to_pay_for_storing_prompts_in_the_auxiliarys_cache_too() -> None:
     """At 0.9, a draft of 8 saves 14 ms per token."""
     for auxiliary_seconds, length in ((0.5, 8), (2.5, 0)):
@@ -261,8 +268,8 @@ def test_drafts_have_to_pay_for_storing_prompts_in_the_auxiliarys_cache_too() ->
         for number in range(400):
             world.block(planner, texts, 0.9)
             if number % 16 == 0:
-                ended = Request(99, [1], CHAIN, 0, tokens=[1] * 100, auxiliary_seconds=auxiliary_seconds)
-                ended.auxiliary_cached = 100
+                ended = Request(99, [1] * 200, CHAIN, 0, tokens=[1] * 100, auxiliary_seconds=auxiliary_seconds)
+                ended.auxiliary_stored = 200
                 planner.record_end(ended)
         assert statistics.mode(world.lengths[200:]) == length
 
