@@ -11,9 +11,10 @@ install_into_venv() {
         exit 2
     fi
     # PyPI's PyTorch brings CUDA along, 3 GB that a machine without a GPU has no use for: uv takes the build for what is
-    # here from PyTorch's own index. PIP_FIND_LINKS may name a folder of wheels instead, where that cannot be reached.
-    local torch=(--torch-backend "${UV_TORCH_BACKEND:-auto}")
-    [ -z "${PIP_FIND_LINKS:-}" ] || torch=(--find-links "$PIP_FIND_LINKS")
+    # here from PyTorch's own index, or from a folder of wheels that pip is told of (find-links).
+    local links torch=(--torch-backend "${UV_TORCH_BACKEND:-auto}")
+    links=$("$python" -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | tail -n 1)
+    [ -z "$links" ] || torch=(--find-links "$links")
     "$python" -m venv --clear .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
     local install=(.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt)
