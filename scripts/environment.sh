@@ -17,7 +17,7 @@ install_into_venv() {
     [ -z "$links" ] || torch=(--find-links "$links")
     "$python" -m venv --clear .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-    local install=(.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt)
+    local install=(.venv/bin/uv pip install --quiet --system-certs --python .venv/bin/python -c constraints.txt)
     "${install[@]}" "${torch[@]}" torch  # alone: uv would take triton from there as well, where there may be none
     "${install[@]}" -e ".[$extra]"
 }
