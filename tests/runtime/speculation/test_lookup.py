@@ -101,8 +101,8 @@ def test_ended_texts_are_looked_up_by_requests_with_the_same_salt_whose_law_no_d
     greedy: dict[str, Any] = {"temperature": 0.0, "seed": 1}
     for changes in ({}, greedy, {**greedy, "method": "budget"}):
         assert found(**changes) == [[16, 17, 18]], changes
-    others = ("salt", 0), ("seed", 1), ("method", "budget"), ("method", "mtad"), ("thinking_method", "budget")
-    for name, value in others:
-        assert not found(**{name: value}), (name, value)
+    others: list[dict[str, Any]] = [{"salt": 0}, {"seed": 1}, {"method": "budget"}, {"thinking_method": "budget"}]
+    for changes in [*others, {"method": "mtad"}]:
+        assert not found(**changes), changes
     end(list(range(30, 42)), params)
     assert not found(), "more tokens are kept than were asked for"
