@@ -83,8 +83,7 @@ class DecodingLoop:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
         began, rows = time.perf_counter(), len(self.scheduler.running)
-        empty = min(self.scheduler.rows, sum(self.scheduler.counts)) - rows
-        tokens = self._budget.tokens(rows, empty)
+        tokens = self._budget.tokens(rows, min(self.scheduler.rows, sum(self.scheduler.counts)) - rows)
         plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted)
         self._prefill(plan)
         if requests := self.scheduler.make_room(self.caches):

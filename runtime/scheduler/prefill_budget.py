@@ -12,8 +12,7 @@ MIN_TOKENS = 16
 class PrefillBudget:
     """Chunked prefill that adapts to the machine: how long running requests wait for prompts follows a block's time.
 
-    The more rows stand empty for want of a prompt, the longer they wait: a block of few rows takes nearly as long as
-    one of many, so what it loses grows with them.
+    The more rows stand empty, the longer they wait: a block of few rows takes nearly as long as one of many.
 
     Seconds of a block, by number of rows, and of a prompt's token are running means over the latest steps.
 
@@ -27,11 +26,7 @@ class PrefillBudget:
         self._token_seconds = 0.0
 
     def tokens(self, rows: int, empty: int = 1) -> int:
-        """Prompt tokens of the next step, beside which so many rows run.
-
-        Args:
-            empty: rows that are free while requests wait for them.
-        """
+        """Prompt tokens of the next step, beside which so many rows run; requests wait for `empty` free ones."""
         block = self._block_seconds.get(rows, 0.0)
         if not block or not self._token_seconds:
             return self.most

@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from statistics import median
 
 KEPT_TIMES, FEW, RECENT = 32, 8, 16
-"""Seconds of so many blocks of a kind are kept; a line through all kinds weighs as much as `FEW` of them; so many of
-the latest blocks say how fast the machine is."""
+"""Blocks of a kind that are kept; those that a line through all kinds weighs as much as; those that tell the speed."""
 
 
 class BlockTimes:
     """Seconds of blocks, by number of rows and length of draft, relative to the machine's recent speed.
 
-    Where another kind of blocks begins, its first `FEW` are compared with the latest of the kind before. All others
-    of the same kind in a row only tell the speed, which holds for all kinds. So kinds are compared by blocks that ran
-    close together, and none seems to become slower because it was not run for long.
+    Where another kind of blocks begins, its first `FEW` are compared with the latest of the kind before. All others of
+    the same kind in a row only tell the speed. So kinds are compared by blocks that ran close together.
     """
 
     def __init__(self) -> None:

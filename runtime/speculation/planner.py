@@ -20,8 +20,8 @@ PROBE_SHARE = 0.01
 """Probes lose at most this share of the time."""
 
 NEAR, FIRST_NEAR = 1.15, 2.0
-"""Probed are lengths that seem at most so many times slower than the choice, or else those beside it; and of few
-measured blocks, more, since a first impression may be wrong."""
+"""Probed are lengths that seem at most so many times slower than the choice, or else those beside it; the second number
+is for lengths of which few blocks were measured."""
 
 GAIN = 1.03
 """The choice is changed for a length that promises this much more: times differ from block to block."""
