@@ -103,7 +103,7 @@ class Request:
         acceptance, draft_len: what automatic drafts go by, and how long they are; a fixed draft's have no meaning.
         looked_up: its text, where drafts are looked up in it.
         target_cached, auxiliary_cached: leading columns of its row that are right in either cache.
-        auxiliary_stored, auxiliary_seconds: tokens stored in the auxiliary's cache other than by drafting; what it took.
+        auxiliary_stored, auxiliary_seconds: tokens stored in the auxiliary's cache but by drafting, and what it took.
         text: decoded text of `tokens`, cut before a stop string.
         stable: leading characters of `text` that stay whatever follows: no stop string may still begin in them.
         offsets: characters of `text` before each token; behind its end for tokens that completed a stop string.
