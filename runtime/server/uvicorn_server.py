@@ -30,8 +30,7 @@ HEAD_BYTES = 64 * 1024
 READ_BYTES = 4096
 """Read from a connection at a time. h11 takes 20 us for each chunk of a body, even if it holds a single byte: 15 ms."""
 TRIM_SECONDS = 10.0  # how often freed memory goes back to the system
-FLUSH_SECONDS = 5
-"""When all answers are made, clients have so long to read the rest of them before the server ends."""
+FLUSH_SECONDS = 5  # for clients to read the rest of their answers, when all are made, before the server ends
 
 
 class DrainingServer(uvicorn.Server):
