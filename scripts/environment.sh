@@ -10,12 +10,12 @@ install_into_venv() {
         echo "Python 3.11, 3.12 or 3.13 is needed, and $python is $("$python" --version); name another one as PYTHON" >&2
         exit 2
     fi
+    "$python" -m venv --clear .venv
     # PyPI's PyTorch brings CUDA along, 3 GB that a machine without a GPU has no use for: uv takes the build for what is
     # here from PyTorch's own index, or from a folder of wheels that pip is told of (find-links).
     local links torch=(--torch-backend "${UV_TORCH_BACKEND:-auto}")
-    links=$("$python" -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | tail -n 1)
+    links=$(.venv/bin/python -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | tail -n 1)
     [ -z "$links" ] || torch=(--find-links "$links")
-    "$python" -m venv --clear .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
     local install=(.venv/bin/uv pip install --quiet --system-certs --python .venv/bin/python -c constraints.txt)
     "${install[@]}" "${torch[@]}" torch  # alone: uv would take triton from there as well, where there may be none

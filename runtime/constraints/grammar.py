@@ -22,8 +22,8 @@ from runtime.constraints.trials import Pool, Trials
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-KEPT_BYTES = 128 * 2**20
-"""Memory of the compiled grammars that are kept: some 75 schemas of 30 properties, as `Grammar.bytes` counts them."""
+KEPT_BYTES = 256 * 2**20
+"""Memory of the compiled grammars that are kept: some 150 schemas of 30 properties, as `Grammar.bytes` counts them."""
 
 REMEDY = {
     "json_schema": "give a JSON schema, as JSON text, of keywords that llguidance supports",

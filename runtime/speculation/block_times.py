@@ -30,9 +30,9 @@ class BlockTimes:
         self._last_block = block
         if not alone or not self._in_a_row:  # the first one of another shape takes longer
             return
-        known = self._seconds[block]
-        if self._in_a_row <= FEW or not known:
-            known.append(max(seconds, 1e-9) / median(self._recent))
+        known, seconds = self._seconds[block], max(seconds, 1e-9)
+        if self._in_a_row <= FEW or len(known) < FEW:
+            known.append(seconds / median(self._recent))
         else:
             self._recent.append(seconds / median(known))
 

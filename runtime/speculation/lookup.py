@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,7 @@ from runtime.speculation.planner import FIRST, DraftCosts, draft_lengths
 PROBE = 64
 """Of the blocks for which drafts were found that do not pay, one in so many has one token: seconds may have changed."""
 
-SALTS = 64
-"""Salts for which texts of ended requests are kept."""
+SALTS = 64  # for which texts of ended requests are kept
 
 Draft = list[list[int]]
 """The continuations of a looked-up draft, in ascending order and all of one length; [] for nothing."""
@@ -63,7 +63,7 @@ class Lookups:
 
     def __init__(self, longest: int, costs: DraftCosts | None = None, kept_tokens: int = 0) -> None:
         self._kept_tokens, self._kept = kept_tokens, dict[int, list[int]]()
-        self._lengths = draft_lengths(min(longest, LONGEST))
+        self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
         self._node = (costs or DraftCosts()).node
         self._times, self._usual, self._skipped = BlockTimes(), Acceptance(), 0
 
@@ -74,9 +74,9 @@ class Lookups:
             params, draft = request.part_params, Draft()
             if params.looks_up:
                 text = request.looked_up = request.looked_up or self._text(request)
-                continuations = min(params.draft_width, MOST) if params.spec.tree else 1
-                longest = self._lengths[-1] if params.draft_len == "auto" else params.draft_len
-                text.look_up(request, continuations, longest)
+                longest = self._lengths[-1] if params.draft_len == "auto" else min(params.draft_len, self._longest)
+                width = math.prod(params.branching[:longest]) if params.form == "branches" else params.draft_width
+                text.look_up(request, min(width, MOST) if params.spec.tree else 1, longest)
                 draft = text.found
                 if params.draft_len == "auto" and draft and request.params.timed:
                     text.acceptance.usual, timed[row] = self._usual, text
@@ -125,7 +125,8 @@ class Lookups:
 
     def _text(self, request: Request) -> Text:
         params = request.params
-        free = params.timed and (params.lossless or params.temperature == 0)  # budgets move a law towards their draft
+        # budgets move a law towards their draft, and details show it to whoever asks
+        free = params.timed and (params.lossless or params.temperature == 0) and not params.draft_details
         known = np.array([*(self._kept.get(request.salt, []) if free else []), *request.prompt])
         return Text(np.append(known, np.zeros(request.max_tokens, np.int64)), len(known))
 

@@ -24,7 +24,7 @@ NEAR, FIRST_NEAR = 1.15, 2.0
 is for lengths of which few blocks were measured."""
 
 GAIN = 1.03
-"""The choice is changed for a length that promises this much more: times differ from block to block."""
+"""The choice is changed for a length that promises this much more; drafts are charged it too, for probes and plans."""
 
 
 def draft_lengths(longest: int) -> list[int]:
@@ -225,7 +225,6 @@ class Planner:
                 if n and request.params.follows_load:
                     stored[n] += own * self._storing()
         taken = dict(zip(lengths, seconds, strict=True))
-        # drafts also cost what is not seen of a block: planning, probes, steps of other shapes
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)
         if speeds[best] > GAIN * speeds[self._choice]:

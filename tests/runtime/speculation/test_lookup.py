@@ -5,6 +5,7 @@ Blocks are simulated, as in `test_planner`: seconds from a formula, and the text
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from mtad.params import DecodingParams
 from runtime.scheduler.request import Request
 from runtime.speculation.lookup import Lookups
+from runtime.speculation.planner import DraftCosts, Planner
 from tests.runtime.speculation.test_planner import cpu, gpu
 
 Text = Callable[[random.Random, list[int]], int]
@@ -84,6 +86,21 @@ def test_with_a_seed_drafts_follow_the_text_alone() -> None:
     assert max(decode(repeats, gpu, blocks=100, draft_len=3)[2]) == 3
 
 
+@pytest.mark.parametrize("draft", ["lookup", "lookup+model"])
+@pytest.mark.parametrize("draft_len", ["auto", 3, 20])
+def test_what_is_looked_up_fits_the_tree_of_its_row(draft: str, draft_len: int | str) -> None:
+    prompt = [token for number in range(20, 30) for token in (3, 4, 5, number)] + [3, 4, 5]
+    for longest, method in itertools.product((1, 2, 16), ("traversal", "mmtad", "block")):
+        values = {"method": method, "draft": draft, "draft_len": draft_len, "max_tokens": 9}
+        request = Request(1, prompt, DecodingParams.from_dict(values), 1)
+        found = Lookups(longest, DraftCosts(node=0.0)).find([request])[0]
+        drafted = Planner(longest)._variant(request, looked_up=True)
+        for continuation in found:
+            assert len(continuation) <= drafted.drafted
+        assert len(found) <= drafted.draft_width
+        assert len(found) > 1 or method == "block" or not found
+
+
 def test_ended_texts_are_looked_up_by_requests_with_the_same_salt_whose_law_no_draft_changes() -> None:
     params = DecodingParams(draft="lookup", draft_len=3, max_tokens=9)
     lookups, text = Lookups(8, kept_tokens=12), list(range(10, 22))
@@ -102,6 +119,7 @@ def test_ended_texts_are_looked_up_by_requests_with_the_same_salt_whose_law_no_d
     for changes in ({}, greedy, {**greedy, "method": "budget"}):
         assert found(**changes) == [[16, 17, 18]], changes
     others: list[dict[str, Any]] = [{"salt": 0}, {"seed": 1}, {"method": "budget"}, {"thinking_method": "budget"}]
+    others.append({"draft_details": True})  # which show a draft to whoever asks
     for changes in [*others, {"method": "mtad"}]:
         assert not found(**changes), changes
     end(list(range(30, 42)), params)
