@@ -91,7 +91,7 @@ def elsewhere(installed: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed: Path, elsewhere: Path) -> None:
     """Only the server needs an extra. The first block installs, and the second downloads."""
-    outside = {"PYTHONPATH": "", "NUMBA_OPT": "0"}  # rules are compiled anew, for so few texts
+    outside = {"PYTHONPATH": ""}
     _, _, exports, serves = blocks(ROOT / "README.md", "bash")
     commands = run("bash", "-ec", exports, cwd=elsewhere, **outside)
     (code,) = blocks(ROOT / "README.md", "python")
