@@ -159,7 +159,7 @@ def attempt(kind: str, folder: Path) -> dict[str, str]:
 
 def time_experts(kind: str, changes: Mapping[str, int], folder: Path) -> None:
     """Print how long steps take on ONNX Runtime relative to transformers' own loop over experts, measured in turn."""
-    wide = {"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128}
+    wide = {"num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 512, "moe_intermediate_size": 128}
     source = str(write_checkpoint(folder / "checkpoint", tiny(kind, **{**wide, **changes})))
     checkpoint, spec, tokenizer = plan_pair(ExportOptions(source, rows=1, capacity=512)).engines[0]
     (folder / "target").mkdir()

@@ -9,7 +9,7 @@ from statistics import mean
 from tqdm import tqdm
 
 from runtime import LLM, DecodingParams
-from runtime.commands.entry import command
+from runtime.commands.entry import Parser, command
 from scripts.demo.dataset import load, matches
 from scripts.paths import ROOT
 from scripts.results import table
@@ -23,6 +23,7 @@ mtad serve build/demo-pair   # a page to try it on, and OpenAI's API"""
 
 @command
 def main() -> None:
+    Parser(prog="scripts.quickstart", description=__doc__).parse_args()
     llm = LLM(ROOT / "build" / "demo-pair")
     examples, found = load("test", "sql")[:COMPARED], defaultdict[str, list[tuple[bool, float, float]]](list)
     print("Questions about databases that the pair has never seen, answered at temperature 0:")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh clone to answers: environment, engines of the demo pair, a question, the methods side by side.
 set -euo pipefail
+[ $# = 0 ] || { echo "scripts/quickstart.sh takes no options, and was given: $*" >&2; exit 2; }
 extra=serve says="1.5 GB (PyTorch, ONNX Runtime, transformers, numba), with a GPU's driver 3 GB more; the first answer comes
 after a minute and a half on two cores, and what the download takes"
 source "$(dirname "$0")/environment.sh"
