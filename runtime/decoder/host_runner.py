@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -147,13 +148,17 @@ class HostRunner:
 def compile_rules() -> SimpleNamespace:
     """Compile all functions now, or load them from the cache, so that nothing is compiled while requests run.
 
-    One process compiles at a time; those that wait for it load what it has compiled.
+    One process compiles at a time; those that wait for it load what it has compiled, and later ones wait for nobody.
     """
-    with FileLock(cache_folder() / "compiling.lock"), warnings.catch_warnings():
+    compiled = cache_folder() / "compiled"
+    with nullcontext() if compiled.exists() else FileLock(cache_folder() / "compiling.lock"), warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)  # calling a row's rule by its number
-        if not any(cache_folder().rglob("*.nbi")):
+        if not compiled.exists():
             log.warning("compiling the decoding rules, once for this version: about a minute")
-        return _call_all()
+        calls = _call_all()
+        if any(cache_folder().rglob("*.nbi")):  # as NUMBA_DISABLE_JIT leaves none
+            compiled.touch()
+        return calls
 
 
 def _call_all() -> SimpleNamespace:

@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtad.errors import InvalidInput
+from runtime.server.bodies import REST_RATIO
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
@@ -29,6 +30,8 @@ HEAD_BYTES = 64 * 1024
 """Largest request line and headers together; what is longer is a 400. A proxy in front may allow less."""
 READ_BYTES = 4096
 """Read from a connection at a time. h11 takes 20 us for each chunk of a body, even if it holds a single byte: 15 ms."""
+LONG_READ = 0.002
+"""Seconds from which on a connection rests after what it read."""
 TRIM_SECONDS = 10.0  # how often freed memory goes back to the system
 FLUSH_SECONDS = 5  # for clients to read the rest of their answers, when all are made, before the server ends
 
@@ -80,11 +83,29 @@ class DrainingServer(uvicorn.Server):
 
 
 class ShortReads(H11Protocol):
-    """Reads `READ_BYTES` at a time: asyncio's 256 KiB may be 44,000 chunks, which hold the event loop for 0.6 s."""
+    """Reads `READ_BYTES` at a time: asyncio's 256 KiB may be 44,000 chunks, which hold the event loop for 0.6 s.
+
+    After a long read (`LONG_READ`) it rests for `REST_RATIO` times as long, and one connection after the other: however
+    many send such chunks, together they have a quarter of the event loop.
+    """
+
+    rested = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        began = self.loop.time()
+        super().data_received(data)
+        if (took := self.loop.time() - began) > LONG_READ:
+            ShortReads.rested = max(began + took, self.rested) + REST_RATIO * took
+            self.transport.pause_reading()
+            self.loop.call_at(self.rested, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
 
 def bind(host: str, port: int) -> socket.socket:

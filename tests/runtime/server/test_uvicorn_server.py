@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import weakref
 from pathlib import Path
 
 import pytest
+from starlette import applications
+from uvicorn.server import ServerState
 
 from runtime.server import uvicorn_server
 from tests.support.waiting import until
+
+
+class Transport(asyncio.Transport):
+    """Says whether it reads."""
+
+    reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return False
 
 
 class Circular:
@@ -39,3 +57,31 @@ def test_a_circle_is_collected_however_much_was_there_before() -> None:
     others = [[number] for number in range(100_000)]
     assert circle() is None
     assert len(before) > len(others)
+
+
+def test_connections_that_take_long_to_read_rest_one_after_the_other() -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async def seconds_of_rest() -> list[float]:
+        app = applications.Starlette(routes=[])
+        config = uvicorn_server.configure(app, lifespan="off")
+        config.load()
+        transports, loop = [Transport() for _ in range(3)], asyncio.get_running_loop()
+        began = loop.time()
+        for transport in transports:
+            protocol = uvicorn_server.ShortReads(config, ServerState(), {})
+            protocol.connection_made(transport)
+            protocol.data_received(head)
+            assert transport.reading
+            protocol.data_received(b"1\r\na\r\n" * 680)
+            assert not transport.reading
+        rests = []
+        for transport in transports:
+            while not transport.reading:
+                await asyncio.sleep(0.001)
+            rests.append(loop.time() - began)
+        return rests
+
+    first, second, third = asyncio.run(seconds_of_rest())
+    assert first < second < third
+    assert third > 3 * uvicorn_server.REST_RATIO * uvicorn_server.LONG_READ
