@@ -81,7 +81,8 @@ class DecodingParams:
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
         max_tokens: Maximum number of new tokens, at least 1; by default, as many as fit behind the prompt. With
             prompt_logprobs also 0, which decodes nothing.
-        stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
+        stop: One string or several that end the text where they first appear, of at most 1024 characters together; the
+            result leaves them out.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         stop_token_ids: Tokens that end the text where they first appear, as an end-of-sequence token does. They give no
             text.
@@ -201,6 +202,8 @@ class DecodingParams:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or several")
+        if sum(map(len, self.stop_strings)) > 1024:  # each is looked for at every token
+            raise InvalidInput("stop", self.stop, "give at most 1024 characters, of all strings together")
         _integer("min_tokens", self.min_tokens, 0, most)
         _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "above 0 and finite", open_low=True)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2")
