@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from tqdm import tqdm
 
-from engines.capture import MAX_GRAPHS, CudaRecorder, NoRecorder, Recorder
+from engines.capture import CudaRecorder, NoRecorder, Recorder
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -96,9 +96,9 @@ class LLM:
             engines = pair.auxiliary, pair.target
             self.blocks = CudaGraphRunner(*engines, pair.vocab_size, pair.eos, host, recorder)
         self.runner: BlockRunner = self.blocks or host
-        kept, recorded = config.prefix_columns(spec.capacity), MAX_GRAPHS if self.blocks and self.blocks.records else 0
+        kept = config.prefix_columns(spec.capacity)
         prefixes = pair.auxiliary.cache.prefix_cache(kept), pair.target.cache.prefix_cache(kept)
-        whole = pair.memory(config, kept, recorded)
+        whole = pair.memory(config, kept)
         self.memory = replace(whole, pages=max(pair.target.cache.pages, pair.auxiliary.cache.pages))
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines.base import Engine
-from engines.capture import MAX_GRAPHS
 from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
@@ -64,7 +63,7 @@ class Pair:
         if devices[0] != devices[1] and (self.target.capturable or self.auxiliary.capturable):
             raise InvalidInput("device", " and ".join(map(str, devices)), "both engines must be on one device")
 
-    def memory(self, config: RuntimeConfig, prefix_tokens: int, recorded: int = 0) -> Memory:
+    def memory(self, config: RuntimeConfig, prefix_tokens: int) -> Memory:
         """What it takes, with pages for all rows where rows share them; see `Memory.of`.
 
         Where beams of the auxiliary have pages of their own, a row's memory includes those of its widest draft.
@@ -72,7 +71,7 @@ class Pair:
         target, auxiliary = self.target.cache, self.auxiliary.cache
         pages = max(target.page_columns, auxiliary.page_columns), (target.page_bytes, auxiliary.page_bytes)
         specs = self.target.spec, self.auxiliary.spec
-        whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, recorded, *pages)
+        whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, *pages)
         beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
 
@@ -171,8 +170,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     )
     log.info("%s", pair.law)
     if config.memory is not None and paged:
-        records = placement.on_gpu and placement.graphs and kinds[0].capturable and ranks == 1
-        pages = pair.memory(config, keep, MAX_GRAPHS if records else 0).within(config.memory).pages
+        pages = pair.memory(config, keep).within(config.memory).pages
         for one in (engine, drafter):
             if one.cache.pages:
                 one.cache.allocate_pages(pages)
