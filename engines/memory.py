@@ -19,8 +19,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Memory:
     """What two engines and their caches take, in bytes.
 
-    The activations inside a step, and what captured blocks keep on a GPU, are not counted; they are small beside weights
-    and caches unless `max_prefill_tokens` is large.
+    The activations inside a step, and what captured blocks keep on a GPU, are not counted; they are small beside
+    weights and caches unless `max_prefill_tokens` is large.
 
     Attributes:
         rows, capacity: requests at once, KV columns per row.

@@ -1,4 +1,4 @@
-"""`RuntimeConfig`: every option of a running pair, once; the files that options come in; torch as a pair needs it."""
+"""`RuntimeConfig`: every option of a running pair, once; files that options name; torch as a pair needs it."""
 
 from __future__ import annotations
 
@@ -164,23 +164,6 @@ def read_text(field: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(field, str(path), f"cannot be read: {getattr(error, 'strerror', error)}") from None
-
-
-def read_mapping(field: str, path: Path) -> dict[str, Any]:
-    """The options of a YAML file.
-
-    Raises:
-        InvalidInput: it cannot be read, or is not a mapping.
-    """
-    import yaml
-
-    try:
-        values = yaml.safe_load(read_text(field, path))
-    except yaml.YAMLError as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise InvalidInput(field, str(path), "not a mapping of options to values")
-    return values
 
 
 def use_torch() -> None:
