@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,7 @@ def read_spec(folder: Path) -> EngineSpec:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
     values = read_json(folder, "engine.json")
-    described = {field.name: field.default for field in fields(EngineSpec)}
-    values = {name: default for name, default in described.items() if default is not MISSING} | values
-    if wrong := sorted(values.keys() ^ described.keys()):
+    if wrong := sorted(values.keys() ^ {field.name for field in fields(EngineSpec)}):
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
