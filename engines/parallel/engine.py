@@ -110,12 +110,6 @@ class ParallelCache(KvCache):
     def keep(self, source: Tensor, to: Tensor) -> None:
         self._run("engine.cache.keep", source, to)
 
-    def discard_writes(self) -> None:
-        self._run("engine.cache.discard_writes")
-
-    def reset(self) -> None:
-        self._run("engine.cache.reset")
-
 
 class ParallelPrefixCache(PrefixCache):
     """Kept prefixes: rank 0 knows which, and every rank keeps those of its shard."""
