@@ -48,19 +48,6 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def exported_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Default decoding parameters a `pair.json` was exported with, whatever it was tuned to since.
-
-    Raises:
-        InvalidInput: they are not there.
-    """
-    tuning = values.get("tuning", {"exported_defaults": values.get("defaults")})
-    defaults = tuning.get("exported_defaults") if isinstance(tuning, dict) else None
-    if not isinstance(defaults, dict):
-        raise InvalidInput("pair.json defaults", defaults, "missing or damaged; export again")
-    return dict(defaults)
-
-
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read a versioned description; anything unusable is an `InvalidInput` that names the file."""
     path = folder / name

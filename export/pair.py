@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engines.base import EngineSpec
-from engines.folder import exported_defaults, read_json, read_spec, write_folder, write_json, write_spec
+from engines.folder import read_json, read_spec, write_folder, write_json, write_spec
 from engines.kinds import QUANTIZED, STATIC
 from export.engine import (
     EXECUTED,
@@ -140,9 +140,8 @@ def _differences(folder: Path, plan: PairPlan) -> tuple[str, bool]:
     tuned = False
     try:
         pair = read_json(folder, "pair.json")
-        tuned = "tuning" in pair
-        pair["defaults"] = exported_defaults(pair)  # tuned since or not: it is the same export
-        for since in ("tuning", "costs"):
+        tuned = "tuned" in pair
+        for since in ("tuned", "tuning", "costs"):
             pair.pop(since, None)
         same = pair == json.loads(json.dumps(plan.description))
         found["pair.json"] = [] if same else sorted(k for k in plan.description if pair.get(k) != plan.description[k])
