@@ -124,7 +124,7 @@ class RuntimeConfig:
 
         threads = cores() if self.threads is None else self.threads
         provider = None if self.provider == "auto" else self.provider
-        return Placement(self.device, threads, self.graphs, provider, self.attention, self.compute, self.kv_cache)
+        return Placement(self.device, threads, provider, self.attention, self.compute, self.kv_cache)
 
     def prefix_columns(self, capacity: int) -> int:
         """Prompt tokens kept for reuse, of engines with `capacity` columns per row."""
