@@ -100,10 +100,10 @@ class DecodingParams:
             and what was drafted in its place. On a GPU, blocks of such requests do not run as CUDA graphs.
         bad_words: Words that the text must not contain, as token sequences with and without a space before them: the
             last token of a sequence is masked where the others precede it in the text.
-        logit_bias: Finite numbers added to the logits of tokens, by token id, in both models and before all other
-            processing.
+        logit_bias: Numbers from -1e9 to 1e9 added to the logits of tokens, by token id, in both models and before all
+            other processing.
         repetition_penalty: Divides the positive logits of tokens that are in the prompt or the text, and multiplies the
-            negative ones (arXiv 1909.05858); above 0; 1 turns it off.
+            negative ones (arXiv 1909.05858); from 1e-6 to 1e6; 1 turns it off.
         presence_penalty: Subtracted from the logit of every token that is in the text; from -2 to 2.
         frequency_penalty: Subtracted from a token's logit once per occurrence in the text; from -2 to 2.
         json_schema: JSON schema, as a string, that the text must satisfy. Give only one of json_schema, regex and
@@ -205,7 +205,7 @@ class DecodingParams:
         if sum(map(len, self.stop_strings)) > 1024:  # each is looked for at every token
             raise InvalidInput("stop", self.stop, "give at most 1024 characters, of all strings together")
         _integer("min_tokens", self.min_tokens, 0, most)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "above 0 and finite", open_low=True)
+        _real("repetition_penalty", self.repetition_penalty, 1e-6, 1e6, "from 1e-6 to 1e6")
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2")
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2")
         if not isinstance(self.bad_words, tuple) or any(not isinstance(w, str) or not w for w in self.bad_words):
@@ -214,7 +214,7 @@ class DecodingParams:
             raise InvalidInput("logit_bias", self.logit_bias, "give a mapping from token ids to numbers")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 2**31 - 1)
-            _real("logit_bias", bias, -math.inf, math.inf, "that is finite")
+            _real("logit_bias", bias, -1e9, 1e9, "from -1e9 to 1e9")  # beyond, logits of float32 could overflow
         for name in LANGUAGES:
             if not isinstance(getattr(self, name), (str, type(None))):
                 raise InvalidInput(name, getattr(self, name), "give text")
@@ -350,9 +350,9 @@ def _integer(field: str, value: object, low: int, high: int, other: str = "") ->
         raise InvalidInput(field, value, f"give an integer from {low} to {high}{other}")
 
 
-def _real(field: str, value: object, low: float, high: float, words: str, open_low: bool = False) -> None:
+def _real(field: str, value: object, low: float, high: float, words: str) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
-    if not number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
+    if not number or not low <= value <= high:  # type: ignore[operator]
         raise InvalidInput(field, value, f"give a number {words}")
     if value and not _SMALLEST <= abs(value) <= _LARGEST:  # type: ignore[arg-type]
         problem = f"float32 does not hold it; give a number {words}, of a size from {_SMALLEST:g} to {_LARGEST:g}"

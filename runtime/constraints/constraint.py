@@ -22,7 +22,6 @@ from runtime.constraints.grammar import Grammars
 
 KEPT_WORDS = 256
 """Sets of bad words that are kept, from a request until it runs: more than usually wait, of 300 kB at most."""
-_LARGEST_BIAS, _LARGEST_REPETITION = 1e9, 1e6  # beyond, float32 logits could overflow
 
 
 class Constrainer:
@@ -48,18 +47,13 @@ class Constrainer:
             the compiled language of a constrained request.
 
         Raises:
-            InvalidInput: a biased token does not exist; a bad word has no tokens; a number would overflow; or as in
+            InvalidInput: a biased token does not exist; a bad word has no tokens; or as in
                 `Grammars.compile`.
         """
-        for token, bias in params.logit_bias.items():
+        for token in params.logit_bias:
             if token >= self.vocab_size:
                 problem = f"token ids are integers from 0 to {self.vocab_size - 1}; leave it out"
                 raise InvalidInput("logit_bias", token, problem)
-            if abs(bias) > _LARGEST_BIAS:
-                raise InvalidInput("logit_bias", bias, f"give numbers from {-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}")
-        if not 1 / _LARGEST_REPETITION <= params.repetition_penalty <= _LARGEST_REPETITION:
-            problem = f"give a number from {1 / _LARGEST_REPETITION:g} to {_LARGEST_REPETITION:g}"
-            raise InvalidInput("repetition_penalty", params.repetition_penalty, problem)
         if params.bad_words:
             self.words(params.bad_words)
         return (grammar or self.grammars.compile(params)) if params.constrained else None

@@ -58,7 +58,7 @@ INVALID: dict[str, list[Any]] = {
         {3: None},
         {"9" * 5000: 1.0},
     ],
-    "repetition_penalty": [0.0, -1.0, math.inf, math.nan, "1", True, None],
+    "repetition_penalty": [0.0, 1e-7, 1e30, -1.0, math.inf, math.nan, "1", True, None],
     "presence_penalty": [-2.1, 2.1, math.nan, "1", True, None],
     "frequency_penalty": [-2.1, 2.1, math.nan, "1", True, None],
     "json_schema": [3, {"type": "object"}],
