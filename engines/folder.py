@@ -162,27 +162,12 @@ def _check_graph(path: Path, spec: EngineSpec) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
-    """Say how much space there is where writing breaks off: of a full disk, libraries only say that they wrote less.
-
-    Raises:
-        Failed: in place of an `OSError`.
-    """
-    try:
-        yield
-    except OSError as error:
-        free = format_bytes(shutil.disk_usage(folder.parent).free)
-        raise Failed(
-            f"{folder} cannot be written, nothing is left of it: {error} ({free} of the disk are free)"
-        ) from error
-
-
-@contextlib.contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder`, whose name and place it takes when the block ends without an error.
 
     Raises:
         InvalidInput: nothing can be written there.
+        Failed: writing broke off.
     """
     temporary, previous = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("incomplete", "old"))
     shutil.rmtree(temporary, ignore_errors=True)
@@ -191,8 +176,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise InvalidInput("folder", str(folder), f"cannot be written: {error}") from None
     try:
-        with _full_disk(folder):
-            yield temporary
+        yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:
@@ -200,6 +184,9 @@ def write_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(previous)
         temporary.rename(folder)
+    except OSError as error:  # of a full disk, libraries only say that they wrote less
+        free = f"{format_bytes(shutil.disk_usage(folder.parent).free)} of the disk are free"
+        raise Failed(f"{folder} cannot be written, nothing is left of it: {error} ({free})") from error
     finally:
         if previous.exists() and not folder.exists():
             previous.rename(folder)

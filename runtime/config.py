@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from mtad import methods
 from mtad.errors import InvalidInput
@@ -95,19 +94,6 @@ class RuntimeConfig:
                 raise InvalidInput(field.name, value, f"give {words}")
         check_least(self, threads=1, tensor_parallel=1, rows=1, max_draft_len=1, max_beam_width=1, max_prefill_tokens=1)
         check_least(self, prefix_tokens=0, lookup_tokens=0, max_waiting=1)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:
-        """A configuration from plain values.
-
-        Raises:
-            InvalidInput: an option is unknown or unusable; it is named.
-        """
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise InvalidInput(name, values[name], f"unknown option; known: {', '.join(sorted(known))}")
-        return cls(**values)
 
     @property
     def nodes(self) -> int:

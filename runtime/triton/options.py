@@ -42,5 +42,9 @@ def read_options(file: Path) -> TritonOptions:
     text, own = read_text("model.yaml", file), TritonOptions.__dataclass_fields__.keys() - {"engine"}
     with refused_as("model.yaml", str(file), "not a mapping of options to values"):
         values = dict(yaml.safe_load(text))
-    engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
-    return TritonOptions(**{"pair": None, **{name: values[name] for name in own if name in values}}, engine=engine)
+    engine = {name: value for name, value in values.items() if name not in own}
+    for name in engine.keys() - RuntimeConfig.__dataclass_fields__.keys():
+        known = ", ".join(sorted(RuntimeConfig.__dataclass_fields__))
+        raise InvalidInput(name, values[name], f"unknown option; known: {known}")
+    asked = {"pair": None, **{name: values[name] for name in own if name in values}}
+    return TritonOptions(**asked, engine=RuntimeConfig(**engine))
