@@ -108,11 +108,6 @@ class Body(_Parameters):
         None, min_length=1, description="kept prompts are used by requests with the same salt only"
     )
     return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
-    request_id: str | None = Field(None, max_length=200, description="ends the id of the answer")
-    add_special_tokens: bool | None = Field(
-        None, description="whether the tokenizer adds its special tokens to prompts; by default, not to chats"
-    )
-    truncate_prompt_tokens: int | None = Field(None, ge=1, description="keep so many tokens of the prompt's end")
 
     @classmethod
     def translated(cls, values: dict[str, Any]) -> dict[str, Any]:

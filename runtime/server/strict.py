@@ -43,7 +43,7 @@ IGNORED_DEFAULTS: dict[str, tuple[Any, ...]] = {
 """Values of fields of OpenAI's that ask for nothing; clients send them."""
 IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key")
 """Fields of OpenAI's that are about its own service; any text is accepted and ignored."""
-MINUS_ONE_MEANS: dict[str, int | None] = {"top_k": 0, "seed": None, "truncate_prompt_tokens": None}
+MINUS_ONE_MEANS: dict[str, int | None] = {"top_k": 0, "seed": None}
 """Meaning of -1 in clients of other engines, by field."""
 MIN_TEMPERATURE = 0.01
 """A temperature above 0 and below this means 0, as some clients say it."""

@@ -118,16 +118,6 @@ def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:
     assert len(plain.generate("SELECT", late)[0].token_ids) == 24
 
 
-def test_prompts_are_tokenized_and_cut_as_asked(server: LiveServer, plain: LLM) -> None:
-    ids = plain.tokenize("SELECT name FROM users")
-    asked = {**PROMPT, "prompt": "SELECT name FROM users", "max_tokens": 1, "return_token_ids": True}
-    _, _, answer = call(server, "POST", "/v1/completions", {**asked, "truncate_prompt_tokens": 3})
-    assert answer["choices"][0]["prompt_token_ids"] == ids[-3:]
-    _, _, answer = call(server, "POST", "/v1/completions", {**asked, "add_special_tokens": False, "request_id": "r-1"})
-    assert answer["choices"][0]["prompt_token_ids"] == plain.tokenize("SELECT name FROM users", special_tokens=False)
-    assert answer["id"] == "cmpl-r-1"
-
-
 def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServer) -> None:
     asked = {**PROMPT, "max_tokens": 12, "seed": 2, "ignore_eos": True, "stream": True}
     asked["stream_options"] = {"continuous_usage_stats": True, "include_obfuscation": False}
