@@ -184,7 +184,7 @@ def _timing_cache(plan: TensorRtPlan) -> Path:
 def _check_polygraphy(format: str) -> None:
     """Polygraphy is for one of the two runtimes in a process; it looks up which when its part for them is imported."""
     wanted = FORMATS[format].ahead_of_time
-    config = imported("polygraphy.config", "to", format, f"the extra {format} installs it")
+    config: Any = imported("polygraphy.config", "to", format, f"the extra {format} installs it")
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted
     if wanted != config.USE_TENSORRT_RTX:

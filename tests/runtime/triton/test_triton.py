@@ -194,8 +194,6 @@ def test_token_ids_guides_and_settings_are_honoured(demo: LLM, server: TritonSer
     flags = {"return_perf_metrics": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
     _, answer = server.call("POST", GENERATE, {"text_input": PROMPT, "top_logprobs": 2, **flags, **asked})
     assert (answer["num_input_tokens"], answer["num_output_tokens"]) == (len(ids), len(result.token_ids))
-    times = [answer[f"{name}_time_ns"] for name in ("arrival", "first_scheduled", "first_token", "last_token")]
-    assert times == sorted(times)
     assert json.loads(answer["statistics"])["tokens"] == len(result.token_ids)
     alternatives = json.loads(answer["output_top_logprobs"])
     assert [len(one) for one in alternatives] == [2] * len(result.token_ids)
