@@ -98,8 +98,8 @@ class DecodingParams:
             is reported about the prompt.
         draft_details: Report of each token whether it was drafted, by how many beams, how likely each model found it,
             and what was drafted in its place. On a GPU, blocks of such requests do not run as CUDA graphs.
-        bad_words: Words that the text must not contain, as token sequences with and without a space before them: the
-            last token of a sequence is masked where the others precede it in the text.
+        bad_words: Words that the text must not contain, of at most 4096 characters together, as token sequences with
+            and without a space before them: the last token of each is masked where the others precede it in the text.
         logit_bias: Numbers from -1e9 to 1e9 added to the logits of tokens, by token id, in both models and before all
             other processing.
         repetition_penalty: Divides the positive logits of tokens that are in the prompt or the text, and multiplies the
@@ -202,14 +202,15 @@ class DecodingParams:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or several")
-        if sum(map(len, self.stop_strings)) > 1024:  # each is looked for at every token
-            raise InvalidInput("stop", self.stop, "give at most 1024 characters, of all strings together")
         _integer("min_tokens", self.min_tokens, 0, most)
         _real("repetition_penalty", self.repetition_penalty, 1e-6, 1e6, "from 1e-6 to 1e6")
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2")
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2")
         if not isinstance(self.bad_words, tuple) or any(not isinstance(w, str) or not w for w in self.bad_words):
             raise InvalidInput("bad_words", self.bad_words, "give a sequence of texts that are not empty")
+        for name, texts, longest in (("stop", self.stop_strings, 1024), ("bad_words", self.bad_words, 4096)):
+            if sum(map(len, texts)) > longest:  # each is looked for at every token
+                raise InvalidInput(name, texts, f"give at most {longest} characters, of all strings together")
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidInput("logit_bias", self.logit_bias, "give a mapping from token ids to numbers")
         for token, bias in self.logit_bias.items():

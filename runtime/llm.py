@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -59,6 +58,7 @@ class LLM:
     Attributes:
         blocks: runs blocks on a device; None where they run on the host.
         tags: by which the pair's tokenizer opens and closes thoughts; None where they are not known.
+        grammars: compiles those of constrained requests.
 
     Raises:
         InvalidInput: the folder is not a usable pair, or an option does not fit it.
@@ -103,6 +103,7 @@ class LLM:
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
+        self.grammars = self._constrainer.grammars
         unrecorded = self.blocks.unrecorded if self.blocks else None
         self.loop = DecodingLoop(
             Scheduler(spec.rows, spec.capacity, config.max_draft_len, config.max_beam_width, config.max_waiting),
@@ -179,16 +180,7 @@ class LLM:
             InvalidInput: the parameters are unusable.
         """
         params = self._checked(params)
-        return await self._constrainer.grammars.compile_soon(params) if params.constrained else None
-
-    def prepare_grammars(self) -> None:
-        """Prepare the tokenizer for grammars, which may take half a second of the interpreter, before anyone waits."""
-        with contextlib.suppress(InvalidInput):  # whoever asks for one is told
-            self._constrainer.grammars.prepare()
-
-    def stop_compiling(self) -> None:
-        """Nobody waits for a grammar any more, and no more are going to come; from any thread."""
-        self._constrainer.grammars.close()
+        return await self.grammars.compile_soon(params) if params.constrained else None
 
     def requests(
         self,

@@ -25,8 +25,8 @@ def parser() -> argparse.ArgumentParser:
     )
     described.add_argument("--copy", action="store_true", help="put a copy of the pair into the directory")
     described.add_argument("--overwrite", action="store_true", help="replace an earlier directory")
-    add_options(described, TritonOptions, but=("pair", "engine"))
-    add_options(described.add_argument_group("runtime"), RuntimeConfig, but=("tensor_parallel",))
+    add_options(described, TritonOptions, only=("request_seconds",))
+    add_options(described.add_argument_group("runtime"), RuntimeConfig)
     return described
 
 

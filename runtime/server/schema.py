@@ -21,7 +21,7 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
 from runtime.server.messages import Effort, Message, ToolChoice, Tools
-from runtime.server.strict import MAX_ENTRIES, STOP_STRINGS, WORD_CHARACTERS, Items, StrictModel, translate
+from runtime.server.strict import MAX_ENTRIES, STOP_STRINGS, Items, StrictModel, translate
 
 Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
@@ -157,9 +157,6 @@ class Body(_Parameters):
             values["json_schema"] = self.response_format.language
         if self.stream_options and not self.stream:
             raise InvalidInput("stream_options", self.stream_options.model_dump(), "only with stream = true")
-        if sum(map(len, values.get("bad_words") or [])) > WORD_CHARACTERS:
-            problem = f"at most {WORD_CHARACTERS} characters, of all strings together"
-            raise InvalidInput("bad_words", values["bad_words"], problem)
         return DecodingParams.from_dict(values, defaults)
 
 

@@ -50,8 +50,8 @@ MIN_TEMPERATURE = 0.01
 VLLM_LANGUAGES = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
 """Fields of vLLM's `structured_outputs`, and of `guided_...`, by what they are called here."""
 
-STOP_STRINGS, WORD_CHARACTERS = 16, 4096
-"""Most stop strings of a request, and most characters of all its bad words together."""
+STOP_STRINGS = 16
+"""Most stop strings of a request."""
 MAX_ENTRIES = 1024
 """Most entries of `logit_bias`, `stop_token_ids` or `bad_words`."""
 
