@@ -124,7 +124,7 @@ class AsyncLLM:
         stream = Stream(requests, self._cancel)
         with self._changed:
             self._check_open()
-            self.llm.submit(*requests)
+            self.llm.loop.scheduler.submit(*requests)
             self._choices |= {r.id: Choice(r, stream.inbox, index) for index, r in enumerate(requests)}
             self._changed.notify()
         return stream

@@ -162,7 +162,7 @@ class LLM:
             with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
                 while pending:
                     while backlog and self.loop.scheduler.room:
-                        self.submit(backlog.popleft())
+                        self.loop.scheduler.submit(backlog.popleft())
                     ended = [request for request in self.step() if request.id in pending]
                     pending.difference_update(request.id for request in ended)
                     bar.update(len(ended))
@@ -250,7 +250,7 @@ class LLM:
         if params and params.n > 1:
             raise InvalidInput("n", params.n, "add one request per choice, or use generate")
         request = self.requests(prompt, params, priority)[0]
-        self.submit(request)
+        self.loop.scheduler.submit(request)
         return request
 
     def cancel(self, *requests: Request) -> None:
@@ -260,14 +260,6 @@ class LLM:
     def step(self) -> list[Request]:
         """One step of the loop; returns the requests that ended since the last one."""
         return self.loop.step()
-
-    def submit(self, *requests: Request) -> None:
-        """Queue what `requests` made, all or none.
-
-        Raises:
-            QueueFull: try again later.
-        """
-        self.loop.scheduler.submit(*requests)
 
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as `Prompts.tokenize` makes them."""

@@ -253,7 +253,7 @@ def test_a_cancelled_stream_frees_its_row(place: Place, server: TritonServer) ->
             (answer,) = waiting
         assert answer["finish_reason"][0] == b"length"
         until(lambda: figure(server, "mtad_requests_total", reason="cancelled") == cancelled + 4)
-        until(lambda: figure(server, "mtad_kv_rows_used") == 0)
+        until(lambda: figure(server, "mtad_requests_running") == 0)
 
 
 def test_a_full_queue_is_unavailable_and_not_a_loss(place: Place, server: TritonServer) -> None:
@@ -284,7 +284,7 @@ def test_a_full_queue_is_unavailable_and_not_a_loss(place: Place, server: Triton
 
 def test_a_client_that_hangs_up_ends_its_stream(place: Place, server: TritonServer) -> None:
     """HTTP as well: the server notices when it next writes."""
-    until(lambda: figure(server, "mtad_kv_rows_used") == 0)
+    until(lambda: figure(server, "mtad_requests_running") == 0)
     before = figure(server, "mtad_requests_total", reason="cancelled")
     body = json.dumps({**LONG, "stream": True}).encode()
     head = f"POST {GENERATE}_stream HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -293,7 +293,7 @@ def test_a_client_that_hangs_up_ends_its_stream(place: Place, server: TritonServ
             connection.sendall(head.encode() + body)
             connection.recv(1000)
         until(lambda: figure(server, "mtad_requests_total", reason="cancelled") == before + 1)
-    until(lambda: figure(server, "mtad_kv_rows_used") == 0)
+    until(lambda: figure(server, "mtad_requests_running") == 0)
 
 
 def test_a_restarted_server_answers_the_same_and_a_dead_model_can_be_loaded_again(

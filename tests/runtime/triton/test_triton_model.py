@@ -297,7 +297,7 @@ def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM
         client: Any = Recorder()
 
         def begin_and_cancel() -> None:
-            service._begin(LONG, client, 0)
+            service._begin(LONG, client)
             for task in service._open:
                 task.cancel()
 
