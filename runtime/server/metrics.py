@@ -71,8 +71,6 @@ class Metrics:
         yield _counter("mtad_thinking_tokens", "tokens of blocks that began in a thought", totals.thinking_tokens)
         yield _counter("mtad_thinking_passes", "passes that began in a thought", totals.thinking_passes)
         yield _counter("mtad_blocks", "blocks, whatever their rows", totals.turns)
-        yield _gauge("mtad_block_efficiency", "tokens per target pass, since the start", totals.block_efficiency)
-        yield _gauge("mtad_acceptance_rate", "accepted / drafted tokens, since the start", totals.acceptance_rate)
         if totals.unrecorded:
             reasons = dict(totals.unrecorded)
             yield _counter("mtad_unrecorded_blocks", "on a GPU, blocks that were no CUDA graph", reasons, "reason")

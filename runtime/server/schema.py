@@ -100,7 +100,7 @@ class Body(_Parameters):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = Field(None, description="goes into the request's trace, nowhere else")
+    user: str | None = Field(None, description="taken and not heeded")
     priority: int = Field(
         0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait, where the server allows it"
     )

@@ -19,7 +19,7 @@ from engines.folder import read_spec
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.plan import build_hash
-from mtad.errors import InvalidInput
+from mtad.errors import Failed, InvalidInput
 from runtime.pair import open_pair
 
 CONTEXT = multiprocessing.get_context("forkserver")

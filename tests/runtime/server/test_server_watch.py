@@ -65,7 +65,7 @@ def test_metrics_are_the_sums_of_what_requests_report(server: LiveServer) -> Non
         "mtad_accepted_tokens_total": "accepted", "mtad_target_passes_total": "target_passes",
     }.items():  # fmt: skip
         assert now[metric] == sum(report[field] for report in reports), metric
-    assert now["mtad_block_efficiency"] == now["mtad_generated_tokens_total"] / now["mtad_target_passes_total"] > 1
+    assert now["mtad_generated_tokens_total"] > now["mtad_target_passes_total"]
     assert now["mtad_accepted_length_sum"] == now["mtad_accepted_tokens_total"] > 0
     assert sum(value for name, value in now.items() if name.startswith("mtad_requests_total")) == 8
     assert now["mtad_inter_block_seconds_count"] == pieces - 8, "every piece of a choice but its first"
