@@ -72,9 +72,9 @@ def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
     return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
 
 
-def write_spec(folder: Path, spec: EngineSpec, name: str = "engine.json") -> None:
-    """Write `engine.json`, or the same under another name."""
-    write_json(folder / name, asdict(spec))
+def write_spec(folder: Path, spec: EngineSpec) -> None:
+    """Write `engine.json`."""
+    write_json(folder / "engine.json", asdict(spec))
 
 
 def read_spec(folder: Path) -> EngineSpec:

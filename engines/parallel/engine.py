@@ -95,15 +95,15 @@ class ParallelCache(KvCache):
     # once a rank is gone no row is read any more, and requests must be able to end
 
     def release(self, row: int) -> None:
-        if not self._worker.has_failed:
+        if self._worker.failed is None:
             self._run("engine.cache.release", row)
 
     def clear(self, row: int, start: int = 0) -> None:
-        if not self._worker.has_failed:
+        if self._worker.failed is None:
             self._run("engine.cache.clear", row, start)
 
     def copy(self, source: int, to: int, columns: int) -> None:
-        if not self._worker.has_failed:
+        if self._worker.failed is None:
             self._run("engine.cache.copy", source, to, columns)
 
     def keep(self, source: Tensor, to: Tensor) -> None:
