@@ -255,7 +255,7 @@ def test_a_jetsons_tensorrt_builds_for_the_jetson(version: str, attention: str, 
 
 
 def test_a_missing_polygraphy_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "polygraphy", None)
+    monkeypatch.setitem(__import__("sys").modules, "polygraphy.config", None)
     with pytest.raises(InvalidInput, match=r"polygraphy.config cannot be imported.*the extra tensorrt-rtx"):
         plan_for("tensorrt-rtx", SPEC, TARGETS)
 
