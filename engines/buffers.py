@@ -62,15 +62,14 @@ class Arena:
         return views(tensors, self.bytes(size_of(tensors)))
 
 
-def views(tensors: Any, memory: Tensor, start: int = 0) -> Any:
+def views(tensors: Any, memory: Tensor) -> Any:
     """Contiguous views of `memory`, uint8 [..], one after another, for tensors of these shapes and types.
 
     Args:
         tensors: nested tuples of tensors (of any device: only shape and type matter) and None; the result is alike.
-        memory: at least `start + size_of(tensors)` bytes.
-        start: of the first, a multiple of 64.
+        memory: at least `size_of(tensors)` bytes.
     """
-    starts = itertools.accumulate((_aligned_size(tensor) for tensor in flatten_tensors(tensors)), initial=start)
+    starts = itertools.accumulate((_aligned_size(tensor) for tensor in flatten_tensors(tensors)), initial=0)
 
     def view(tensor: Tensor) -> Tensor:
         at = next(starts)

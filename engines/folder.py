@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,6 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def exported_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Default decoding parameters a `pair.json` was exported with, whatever it was tuned to since.
-
-    Raises:
-        InvalidInput: they are not there.
-    """
-    tuning = values.get("tuning", {"exported_defaults": values.get("defaults")})
-    defaults = tuning.get("exported_defaults") if isinstance(tuning, dict) else None
-    if not isinstance(defaults, dict):
-        raise InvalidInput("pair.json defaults", defaults, "missing or damaged; export again")
-    return dict(defaults)
-
-
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Read a versioned description; anything unusable is an `InvalidInput` that names the file."""
     path = folder / name
@@ -85,9 +72,9 @@ def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
     return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
 
 
-def write_spec(folder: Path, spec: EngineSpec, name: str = "engine.json") -> None:
-    """Write `engine.json`, or the same under another name."""
-    write_json(folder / name, asdict(spec))
+def write_spec(folder: Path, spec: EngineSpec) -> None:
+    """Write `engine.json`."""
+    write_json(folder / "engine.json", asdict(spec))
 
 
 def read_spec(folder: Path) -> EngineSpec:
@@ -97,9 +84,7 @@ def read_spec(folder: Path) -> EngineSpec:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
     values = read_json(folder, "engine.json")
-    described = {field.name: field.default for field in fields(EngineSpec)}
-    values = {name: default for name, default in described.items() if default is not MISSING} | values
-    if wrong := sorted(values.keys() ^ described.keys()):
+    if wrong := sorted(values.keys() ^ {field.name for field in fields(EngineSpec)}):
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
@@ -177,27 +162,12 @@ def _check_graph(path: Path, spec: EngineSpec) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
-    """Say how much space there is where writing breaks off: of a full disk, libraries only say that they wrote less.
-
-    Raises:
-        Failed: in place of an `OSError`.
-    """
-    try:
-        yield
-    except OSError as error:
-        free = format_bytes(shutil.disk_usage(folder.parent).free)
-        raise Failed(
-            f"{folder} cannot be written, nothing is left of it: {error} ({free} of the disk are free)"
-        ) from error
-
-
-@contextlib.contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder`, whose name and place it takes when the block ends without an error.
 
     Raises:
         InvalidInput: nothing can be written there.
+        Failed: writing broke off.
     """
     temporary, previous = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("incomplete", "old"))
     shutil.rmtree(temporary, ignore_errors=True)
@@ -206,8 +176,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise InvalidInput("folder", str(folder), f"cannot be written: {error}") from None
     try:
-        with _full_disk(folder):
-            yield temporary
+        yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:
@@ -215,6 +184,9 @@ def write_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(previous)
         temporary.rename(folder)
+    except OSError as error:  # of a full disk, libraries only say that they wrote less
+        free = f"{format_bytes(shutil.disk_usage(folder.parent).free)} of the disk are free"
+        raise Failed(f"{folder} cannot be written, nothing is left of it: {error} ({free})") from error
     finally:
         if previous.exists() and not folder.exists():
             previous.rename(folder)

@@ -11,9 +11,6 @@ from mtad.errors import InvalidInput
 if TYPE_CHECKING:
     from engines.base import EngineSpec
 
-GRAPH_BYTES = 2**24
-"""Bytes of GPU memory that a captured block is taken to keep, 16 MiB: some thousand kernels' nodes and parameters, and
-what intermediate results of its size need beyond those of the largest. An estimate, never measured."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -22,8 +19,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Memory:
     """What two engines and their caches take, in bytes.
 
-    The activations inside a step are the engine's own and are not counted; they are small beside weights and caches
-    unless `max_prefill_tokens` is large.
+    The activations inside a step, and what captured blocks keep on a GPU, are not counted; they are small beside
+    weights and caches unless `max_prefill_tokens` is large.
 
     Attributes:
         rows, capacity: requests at once, KV columns per row.
@@ -31,7 +28,6 @@ class Memory:
             beams that have some.
         logits: logits of one row at the largest draft, the target's and one working copy.
         prefixes: cached keys and values of earlier prompts, both engines.
-        graphs: captured blocks: an estimate, `GRAPH_BYTES` each.
         page_columns, page: columns and bytes of a page, of all caches whose rows share a pool of pages.
         pages: pages that rows share.
     """
@@ -42,7 +38,6 @@ class Memory:
     row: int
     logits: int
     prefixes: int
-    graphs: int = 0
     page_columns: int = 0
     page: int = 0
     pages: int = 0
@@ -55,7 +50,6 @@ class Memory:
         weights: int,
         nodes: int,
         prefix_tokens: int,
-        graphs: int = 0,
         page_columns: int = 0,
         page_bytes: tuple[int, int] = (0, 0),
     ) -> Memory:
@@ -64,7 +58,6 @@ class Memory:
         Args:
             nodes: positions the target scores in a step at most.
             prefix_tokens: prompt tokens whose keys and values are kept, in either cache.
-            graphs: blocks that may be captured as CUDA graphs.
             page_columns, page_bytes: columns of a page, and bytes of one in either engine; 0 where rows share none.
         """
         rows, capacity, page = target.rows, target.capacity, sum(page_bytes)
@@ -74,11 +67,11 @@ class Memory:
         if page:
             kept += prefix_tokens // page_columns * page
             pool = rows * capacity // page_columns
-        return cls(rows, capacity, weights, row, logits, kept, graphs * GRAPH_BYTES, page_columns, page, pool)
+        return cls(rows, capacity, weights, row, logits, kept, page_columns, page, pool)
 
     @property
     def total(self) -> int:
-        return self.weights + self.prefixes + self.graphs + self.cache + self.rows * self.logits
+        return self.weights + self.prefixes + self.cache + self.rows * self.logits
 
     @property
     def cache(self) -> int:
@@ -98,18 +91,17 @@ class Memory:
                 problem = f"weights, logits and the pages of one row take {format_bytes(least.total)}"
                 raise InvalidInput("memory", size, problem)
             return replace(self, pages=min(pages, self.pages))
-        rows = (parse_bytes(size) - self.weights - self.prefixes - self.graphs) // (self.row + self.logits)
+        rows = (parse_bytes(size) - self.weights - self.prefixes) // (self.row + self.logits)
         if rows < 1:
             raise InvalidInput("memory", size, f"weights and one row take {format_bytes(replace(self, rows=1).total)}")
         return replace(self, rows=rows)
 
     def __str__(self) -> str:
-        graphs = f" + graphs {format_bytes(self.graphs)}" if self.graphs else ""
         pages = f" in {self.pages} pages" if self.page else ""
         return (
             f"memory: weights {format_bytes(self.weights)} + {self.rows} rows x {self.capacity} columns{pages} "
             f"{format_bytes(self.cache)} + logits {format_bytes(self.rows * self.logits)} + kept prefixes "
-            f"{format_bytes(self.prefixes)}{graphs} = {format_bytes(self.total)}"
+            f"{format_bytes(self.prefixes)} = {format_bytes(self.total)}"
         )
 
 

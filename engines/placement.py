@@ -24,7 +24,6 @@ class Placement:
         device: `cpu`, `cuda`, `cuda:1`, ..; a GPU without a number is the current one, and has its number afterwards. A
             plan of TensorRT runs on a GPU whatever is given.
         threads: of the CPU, >= 1.
-        graphs: whether blocks and steps may be captured as CUDA graphs (docs/gpu.md).
         provider: of ONNX graphs, as in `engines.kinds.KINDS`: `openvino` (docs/openvino.md), or ONNX Runtime's
             (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
@@ -38,7 +37,6 @@ class Placement:
 
     device: str = "cpu"
     threads: int = 1
-    graphs: bool = True
     provider: str | None = None
     attention: str | None = None
     compute: str | None = None

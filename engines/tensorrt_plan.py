@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from engines.kinds import FORMATS
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,8 @@ def load_runtime(format: str) -> ModuleType:
     Raises:
         InvalidInput: it is not installed, or its libraries cannot be loaded.
     """
-    try:
-        return importlib.import_module(FORMATS[format].compiler)
-    except (ImportError, OSError) as error:
-        jetson = "" if FORMATS[format].ahead_of_time else "; a Jetson has JetPack's"
-        problem = f"{FORMATS[format].compiler} cannot be imported ({error}); the extra {format} installs it{jetson}"
-        raise InvalidInput("format", format, problem) from error
+    jetson = "" if FORMATS[format].ahead_of_time else "; a Jetson has JetPack's"
+    return imported(FORMATS[format].compiler, "format", format, f"the extra {format} installs it{jetson}")
 
 
 def current_gpu() -> Gpu | None:

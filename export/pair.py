@@ -6,12 +6,12 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from engines.base import EngineSpec
-from engines.folder import exported_defaults, read_json, read_spec, write_folder, write_json, write_spec
+from engines.folder import read_json, read_spec, write_folder, write_json, write_spec
 from engines.kinds import QUANTIZED, STATIC
 from export.engine import (
     EXECUTED,
@@ -58,7 +58,6 @@ def export_pair(
     new = [model.name for model, spec, _ in plan.engines if engine_differs(folder / model.name, spec)]
     if new:  # of a plan nothing is left to measure: those with 8-bit products are made together
         new += [model.name for model, spec, _ in plan.engines if spec.precision in STATIC]
-    progress = _counted(progress, plan, new)
     with write_folder(folder) as pair:
         work = pair / "work"
         work.mkdir()
@@ -87,22 +86,6 @@ def export_pair(
             write_reports(work, pair, plan, plan.calibration)
         shutil.rmtree(work)
     return True
-
-
-def _counted(progress: Callable[[str], None], plan: PairPlan, new: Collection[str]) -> Callable[[str], None]:
-    """`progress`, told beside each stage how much was done before it: an engine's stages count as its weights do."""
-    sizes = {model.name: model.size for model, _, _ in plan.engines}
-    total = 2 * sum(sizes.values()) if plan.quantized and new else 0
-    total += sum(sizes[m.name] * (2 + (s.plan is not None)) for m, s, _ in plan.engines if m.name in new)
-    begun: list[int] = []
-
-    def counted(stage: str) -> None:
-        done = 100 * sum(begun) // max(total, 1)
-        name, _, action = stage.partition(": ")
-        begun.append(sizes.get(name, 0) if action != "unchanged" else 0)
-        progress(f"{done} %, {stage}")
-
-    return counted
 
 
 def _link(source: str, to: str) -> None:
@@ -140,9 +123,8 @@ def _differences(folder: Path, plan: PairPlan) -> tuple[str, bool]:
     tuned = False
     try:
         pair = read_json(folder, "pair.json")
-        tuned = "tuning" in pair
-        pair["defaults"] = exported_defaults(pair)  # tuned since or not: it is the same export
-        for since in ("tuning", "costs"):
+        tuned = "tuned" in pair
+        for since in ("tuned", "tuning", "costs"):
             pair.pop(since, None)
         same = pair == json.loads(json.dumps(plan.description))
         found["pair.json"] = [] if same else sorted(k for k in plan.description if pair.get(k) != plan.description[k])

@@ -18,7 +18,7 @@ from engines.base import KV_PAGE, EngineSpec, input_shapes
 from engines.folder import cache_folder
 from engines.kinds import FORMATS
 from engines.tensorrt_plan import Gpu, TensorRtPlan, current_gpu, load_runtime
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ DECODE_TOKENS = 65
 OLDEST = {"operator": (10, 15), "decomposed": (10, 3), "ahead of time": (1, 7)}
 """Oldest versions, by the form of attention. 10.15's parser is the first with RotaryEmbedding and RMSNormalization,
 and TensorScatter; 10.3 is JetPack 6.1's; of TensorRT-RTX, what was tried."""
-JETSON = ("8.7", "11.0")
-"""Compute capabilities of Orin and Thor, whose TensorRT comes with JetPack."""
 BFLOAT16, FLOAT8 = (8, 0), (8, 9)
 """Least compute capabilities that multiply bfloat16, and 8-bit floating point."""
 
@@ -62,8 +60,6 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
         if gpu is None:
             problem = "it builds on the GPU that will run the plan, but torch finds none; tensorrt-rtx needs no GPU"
             raise InvalidInput("to", format, problem)
-        if gpu.compute_capability in JETSON and version.startswith("11."):
-            raise InvalidInput("tensorrt version", version, f"no JetPack for {gpu.name} has TensorRT 11; use JetPack's")
     else:
         gpu, known = None, _capabilities(trt)
         for capability in capabilities:
@@ -188,11 +184,7 @@ def _timing_cache(plan: TensorRtPlan) -> Path:
 def _check_polygraphy(format: str) -> None:
     """Polygraphy is for one of the two runtimes in a process; it looks up which when its part for them is imported."""
     wanted = FORMATS[format].ahead_of_time
-    try:
-        from polygraphy import config
-    except ImportError as error:
-        problem = f"Polygraphy cannot be imported ({error}); the extra {format} installs it"
-        raise InvalidInput("to", format, problem) from error
+    config: Any = imported("polygraphy.config", "to", format, f"the extra {format} installs it")
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted
     if wanted != config.USE_TENSORRT_RTX:

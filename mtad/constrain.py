@@ -8,7 +8,6 @@ forbidden token has p = q = 0, and the acceptance rules need to know nothing of 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -55,16 +54,14 @@ class Terms(NamedTuple):
         min_left: int64 [R], tokens the text needs before one of `end` may follow; <= 0 for none.
     """
 
-    bias: Tensor | None = None
-    penalties: Penalties | None = None
-    end: Tensor | None = None
-    min_left: Tensor | None = None
+    bias: Tensor | None
+    penalties: Penalties | None
+    end: Tensor
+    min_left: Tensor | None
 
 
-def constrain(
-    logits: Tensor, paths: Paths, terms: Terms, barrier: Tensor | None = None, out: Tensor | None = None
-) -> Tensor:
-    """Logits under a request's constraints.
+def constrain(logits: Tensor, paths: Paths, terms: Terms, barrier: Tensor | None = None) -> Tensor:
+    """Put logits under a request's constraints, in place.
 
     In this order: `logit_bias` is added; the repetition penalty divides positive and multiplies negative logits of
     tokens in prompt, text or path; presence and frequency penalties of tokens in text or path are subtracted;
@@ -73,24 +70,18 @@ def constrain(
     A row's result does not depend, to the bit, on the other rows, and a row that asks for nothing is unchanged.
 
     Args:
-        logits: float32 [R, S, V], after each of S nodes.
+        logits: float32 [R, S, V], after each of S nodes, changed in place.
         barrier: float32 [R, S, V] of `barrier`, inf for forbidden tokens, 0 for others; None where no row forbids any.
             A node whose distribution is used must be left with a token, which is for the caller to see to.
-        out: float32 [R, S, V] to write to, `logits` itself if that is no longer needed; None for new memory.
 
     Returns:
-        `out`.
+        `logits`.
     """
-    out = torch.empty_like(logits) if out is None else out
     if terms.bias is not None:
-        torch.sub(logits, (0.0 - terms.bias)[:, None], out=out)  # x - 0 is x to the bit; x + 0 is not, for x = -0
-    elif out is not logits:
-        out.copy_(logits)
-    logits = out
+        logits.sub_((0.0 - terms.bias)[:, None])  # x - 0 is x to the bit; x + 0 is not, for x = -0
     if terms.penalties is not None:
         _penalise(logits, paths, terms.penalties)
     if terms.min_left is not None:
-        assert terms.end is not None, "min_left without the tokens it bans"
         early = paths.valid.sum(-1) < terms.min_left[:, None]
         ends = logits[:, :, terms.end].masked_fill(early[:, :, None], -math.inf)
         logits.index_copy_(2, terms.end, ends)
@@ -126,6 +117,10 @@ def _penalised(logits: Tensor, p: Penalties, tokens: Tensor, times: Tensor | Non
     return torch.where(logits > 0, logits / factor, logits * factor) - minus
 
 
+_BARRIERS = torch.full((256, 8), math.inf).masked_fill((torch.arange(256)[:, None] >> torch.arange(8) & 1).bool(), 0.0)
+"""The barrier of each byte: float32 [256, 8]."""
+
+
 def barrier(bits: Tensor, size: int) -> Tensor:
     """What is subtracted from logits to forbid tokens: 0 where a token's bit is set, inf where it is not.
 
@@ -136,11 +131,4 @@ def barrier(bits: Tensor, size: int) -> Tensor:
     Returns:
         float32 [..., V].
     """
-    return _barriers(bits.device).index_select(0, bits.flatten().int()).view(*bits.shape[:-1], -1)[..., :size]
-
-
-@lru_cache(maxsize=16)
-def _barriers(device: torch.device) -> Tensor:
-    """The barrier of each byte: float32 [256, 8]."""
-    allowed = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool()
-    return torch.full((256, 8), math.inf).masked_fill(allowed, 0.0).to(device)
+    return _BARRIERS.index_select(0, bits.flatten().int()).view(*bits.shape[:-1], -1)[..., :size]

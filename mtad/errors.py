@@ -6,6 +6,8 @@ import contextlib
 import os
 import reprlib
 from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 300
@@ -57,6 +59,18 @@ def refused_as(field: str, value: object, problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InvalidInput(field, value, f"{problem}: {error}") from error
+
+
+def imported(module: str, field: str, value: object, remedy: str) -> ModuleType:
+    """A library's module, for what is imported when it is first needed.
+
+    Raises:
+        InvalidInput: it, or a library of its own, cannot be loaded; `remedy` says what to do.
+    """
+    try:
+        return import_module(module)
+    except (ImportError, OSError) as error:
+        raise InvalidInput(field, value, f"{module} cannot be imported ({error}); {remedy}") from error
 
 
 class CapacityExceeded(InvalidInput):

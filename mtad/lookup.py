@@ -7,7 +7,7 @@ import numpy as np
 from mtad.compiled import compiled
 from mtad.distribution import NEVER
 
-SHORTEST, LONGEST = 2, 16
+SHORTEST, COMPARED = 2, 16
 """Tokens of a suffix that has to stand elsewhere in the text, and those that are compared at most."""
 
 MOST, SURE = 16, 40.0
@@ -31,7 +31,7 @@ def look_up(text, count, drafts):
     longest, found = SHORTEST, 0
     for end in range(count - 1, SHORTEST - 1, -1):
         length = 0
-        while length < min(end, LONGEST) and text[end - 1 - length] == text[count - 1 - length]:
+        while length < min(end, COMPARED) and text[end - 1 - length] == text[count - 1 - length]:
             length += 1
         if length > longest:
             longest, found = length, 0
@@ -42,7 +42,7 @@ def look_up(text, count, drafts):
             for other in range(found):
                 differs = differs and (drafts[other] != drafts[found]).any()
             found += differs
-            if found == len(drafts) and longest == LONGEST:
+            if found == len(drafts) and longest == COMPARED:
                 break
     return found
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS, REMOVED, Form, Method
+from mtad.methods import METHODS, Form, Method
 
 LONGEST = 16
 """Tokens that an automatic draft has at most."""
@@ -81,7 +81,8 @@ class DecodingParams:
         seed: Seed of the request's random numbers, from 0 to 2**63 - 1; by default, a random one.
         max_tokens: Maximum number of new tokens, at least 1; by default, as many as fit behind the prompt. With
             prompt_logprobs also 0, which decodes nothing.
-        stop: Strings that end the text where they first appear; the result leaves them out. One string or several.
+        stop: One string or several that end the text where they first appear, of at most 1024 characters together; the
+            result leaves them out.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         stop_token_ids: Tokens that end the text where they first appear, as an end-of-sequence token does. They give no
             text.
@@ -97,12 +98,12 @@ class DecodingParams:
             is reported about the prompt.
         draft_details: Report of each token whether it was drafted, by how many beams, how likely each model found it,
             and what was drafted in its place. On a GPU, blocks of such requests do not run as CUDA graphs.
-        bad_words: Words that the text must not contain, as token sequences with and without a space before them: the
-            last token of a sequence is masked where the others precede it in the text.
-        logit_bias: Finite numbers added to the logits of tokens, by token id, in both models and before all other
-            processing.
+        bad_words: Words that the text must not contain, of at most 4096 characters together, as token sequences with
+            and without a space before them: the last token of each is masked where the others precede it in the text.
+        logit_bias: Numbers from -1e9 to 1e9 added to the logits of tokens, by token id, in both models and before all
+            other processing.
         repetition_penalty: Divides the positive logits of tokens that are in the prompt or the text, and multiplies the
-            negative ones (arXiv 1909.05858); above 0; 1 turns it off.
+            negative ones (arXiv 1909.05858); from 1e-6 to 1e6; 1 turns it off.
         presence_penalty: Subtracted from the logit of every token that is in the text; from -2 to 2.
         frequency_penalty: Subtracted from a token's logit once per occurrence in the text; from -2 to 2.
         json_schema: JSON schema, as a string, that the text must satisfy. Give only one of json_schema, regex and
@@ -154,8 +155,6 @@ class DecodingParams:
     def __post_init__(self) -> None:
         for name in ("method",) if self.thinking_method is None else ("method", "thinking_method"):
             method = getattr(self, name)
-            if instead := REMOVED.get(str(method)):
-                raise InvalidInput(name, method, f"no longer there; use {instead}")
             if method not in tuple(METHODS):  # it may be anything
                 raise InvalidInput(name, method, f"unknown; choose one of {', '.join(METHODS)}")
         if self.draft not in (None, "model", "lookup", "lookup+model"):
@@ -204,16 +203,19 @@ class DecodingParams:
         if not isinstance(self.stop, (str, tuple)) or any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise InvalidInput("stop", self.stop, "give one non-empty string or several")
         _integer("min_tokens", self.min_tokens, 0, most)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, "above 0 and finite", open_low=True)
+        _real("repetition_penalty", self.repetition_penalty, 1e-6, 1e6, "from 1e-6 to 1e6")
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "from -2 to 2")
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "from -2 to 2")
         if not isinstance(self.bad_words, tuple) or any(not isinstance(w, str) or not w for w in self.bad_words):
             raise InvalidInput("bad_words", self.bad_words, "give a sequence of texts that are not empty")
+        for name, texts, longest in (("stop", self.stop_strings, 1024), ("bad_words", self.bad_words, 4096)):
+            if sum(map(len, texts)) > longest:  # each is looked for at every token
+                raise InvalidInput(name, texts, f"give at most {longest} characters, of all strings together")
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidInput("logit_bias", self.logit_bias, "give a mapping from token ids to numbers")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 2**31 - 1)
-            _real("logit_bias", bias, -math.inf, math.inf, "that is finite")
+            _real("logit_bias", bias, -1e9, 1e9, "from -1e9 to 1e9")  # beyond, logits of float32 could overflow
         for name in LANGUAGES:
             if not isinstance(getattr(self, name), (str, type(None))):
                 raise InvalidInput(name, getattr(self, name), "give text")
@@ -325,8 +327,6 @@ class DecodingParams:
         Another method than the base's does not inherit the threshold, which means something else to each.
         """
         for name in values:
-            if name == "speculation":
-                raise InvalidInput(name, values[name], "no longer there; give draft_len a number, or auto")
             if name not in cls.__dataclass_fields__:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
@@ -351,9 +351,9 @@ def _integer(field: str, value: object, low: int, high: int, other: str = "") ->
         raise InvalidInput(field, value, f"give an integer from {low} to {high}{other}")
 
 
-def _real(field: str, value: object, low: float, high: float, words: str, open_low: bool = False) -> None:
+def _real(field: str, value: object, low: float, high: float, words: str) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
-    if not number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
+    if not number or not low <= value <= high:  # type: ignore[operator]
         raise InvalidInput(field, value, f"give a number {words}")
     if value and not _SMALLEST <= abs(value) <= _LARGEST:  # type: ignore[arg-type]
         problem = f"float32 does not hold it; give a number {words}, of a size from {_SMALLEST:g} to {_LARGEST:g}"

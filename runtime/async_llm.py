@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -123,7 +124,7 @@ class AsyncLLM:
         stream = Stream(requests, self._cancel)
         with self._changed:
             self._check_open()
-            self.llm.submit(*requests)
+            self.llm.loop.scheduler.submit(*requests)
             self._choices |= {r.id: Choice(r, stream.inbox, index) for index, r in enumerate(requests)}
             self._changed.notify()
         return stream
@@ -154,7 +155,7 @@ class AsyncLLM:
                 return
             self.state = "draining" if drain else "cancelling"
             self._changed.notify()
-        self.llm.stop_compiling()
+        self.llm.grammars.close()
         await asyncio.to_thread(self._thread.join)
 
     def check_integrity(self) -> None:
@@ -184,7 +185,8 @@ class AsyncLLM:
     def _run(self) -> None:
         loop = self.llm.loop
         try:
-            self.llm.prepare_grammars()
+            with contextlib.suppress(InvalidInput):  # whoever asks for a grammar is told
+                self.llm.grammars.prepare()
             self._prepared = True
             while self._receive():
                 self._deliver(loop.step())

@@ -1,14 +1,13 @@
-"""`RuntimeConfig`: every option of a running pair, once; the files that options come in; torch as a pair needs it."""
+"""`RuntimeConfig`: every option of a running pair, once; files that options name; torch as a pair needs it."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from mtad import methods
 from mtad.errors import InvalidInput
@@ -96,19 +95,6 @@ class RuntimeConfig:
         check_least(self, threads=1, tensor_parallel=1, rows=1, max_draft_len=1, max_beam_width=1, max_prefill_tokens=1)
         check_least(self, prefix_tokens=0, lookup_tokens=0, max_waiting=1)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RuntimeConfig:
-        """A configuration from plain values.
-
-        Raises:
-            InvalidInput: an option is unknown or unusable; it is named.
-        """
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise InvalidInput(name, values[name], f"unknown option; known: {', '.join(sorted(known))}")
-        return cls(**values)
-
     @property
     def nodes(self) -> int:
         return self.max_draft_len * self.max_beam_width
@@ -124,7 +110,7 @@ class RuntimeConfig:
 
         threads = cores() if self.threads is None else self.threads
         provider = None if self.provider == "auto" else self.provider
-        return Placement(self.device, threads, self.graphs, provider, self.attention, self.compute, self.kv_cache)
+        return Placement(self.device, threads, provider, self.attention, self.compute, self.kv_cache)
 
     def prefix_columns(self, capacity: int) -> int:
         """Prompt tokens kept for reuse, of engines with `capacity` columns per row."""
@@ -164,23 +150,6 @@ def read_text(field: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(field, str(path), f"cannot be read: {getattr(error, 'strerror', error)}") from None
-
-
-def read_mapping(field: str, path: Path) -> dict[str, Any]:
-    """The options of a YAML file.
-
-    Raises:
-        InvalidInput: it cannot be read, or is not a mapping.
-    """
-    import yaml
-
-    try:
-        values = yaml.safe_load(read_text(field, path))
-    except yaml.YAMLError as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise InvalidInput(field, str(path), "not a mapping of options to values")
-    return values
 
 
 def use_torch() -> None:

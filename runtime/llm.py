@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from tqdm import tqdm
 
-from engines.capture import MAX_GRAPHS, CudaRecorder, NoRecorder, Recorder
+from engines.capture import CudaRecorder, NoRecorder, Recorder
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -59,6 +58,7 @@ class LLM:
     Attributes:
         blocks: runs blocks on a device; None where they run on the host.
         tags: by which the pair's tokenizer opens and closes thoughts; None where they are not known.
+        grammars: compiles those of constrained requests.
 
     Raises:
         InvalidInput: the folder is not a usable pair, or an option does not fit it.
@@ -96,13 +96,14 @@ class LLM:
             engines = pair.auxiliary, pair.target
             self.blocks = CudaGraphRunner(*engines, pair.vocab_size, pair.eos, host, recorder)
         self.runner: BlockRunner = self.blocks or host
-        kept, recorded = config.prefix_columns(spec.capacity), MAX_GRAPHS if self.blocks and self.blocks.records else 0
+        kept = config.prefix_columns(spec.capacity)
         prefixes = pair.auxiliary.cache.prefix_cache(kept), pair.target.cache.prefix_cache(kept)
-        whole = pair.memory(config, kept, recorded)
+        whole = pair.memory(config, kept)
         self.memory = replace(whole, pages=max(pair.target.cache.pages, pair.auxiliary.cache.pages))
         log.info("%s", self.memory)
         tokenizer = pair.tokenizer.backend_tokenizer
         self._constrainer = Constrainer(tokenizer, pair.vocab_size, pair.eos)
+        self.grammars = self._constrainer.grammars
         unrecorded = self.blocks.unrecorded if self.blocks else None
         self.loop = DecodingLoop(
             Scheduler(spec.rows, spec.capacity, config.max_draft_len, config.max_beam_width, config.max_waiting),
@@ -161,7 +162,7 @@ class LLM:
             with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
                 while pending:
                     while backlog and self.loop.scheduler.room:
-                        self.submit(backlog.popleft())
+                        self.loop.scheduler.submit(backlog.popleft())
                     ended = [request for request in self.step() if request.id in pending]
                     pending.difference_update(request.id for request in ended)
                     bar.update(len(ended))
@@ -169,7 +170,7 @@ class LLM:
                         Result.of(request)  # raises if it failed
         finally:
             # interrupted, or something broke: nobody asks for the rest any more
-            self.loop.cancel(requests, report=False)
+            self.loop.cancel(requests)
         return [Result.of(request) for request in requests]
 
     async def compiled(self, params: DecodingParams | None) -> Grammar | None:
@@ -179,16 +180,7 @@ class LLM:
             InvalidInput: the parameters are unusable.
         """
         params = self._checked(params)
-        return await self._constrainer.grammars.compile_soon(params) if params.constrained else None
-
-    def prepare_grammars(self) -> None:
-        """Prepare the tokenizer for grammars, which may take half a second of the interpreter, before anyone waits."""
-        with contextlib.suppress(InvalidInput):  # whoever asks for one is told
-            self._constrainer.grammars.prepare()
-
-    def stop_compiling(self) -> None:
-        """Nobody waits for a grammar any more, and no more are going to come; from any thread."""
-        self._constrainer.grammars.close()
+        return await self.grammars.compile_soon(params) if params.constrained else None
 
     def requests(
         self,
@@ -258,7 +250,7 @@ class LLM:
         if params and params.n > 1:
             raise InvalidInput("n", params.n, "add one request per choice, or use generate")
         request = self.requests(prompt, params, priority)[0]
-        self.submit(request)
+        self.loop.scheduler.submit(request)
         return request
 
     def cancel(self, *requests: Request) -> None:
@@ -268,14 +260,6 @@ class LLM:
     def step(self) -> list[Request]:
         """One step of the loop; returns the requests that ended since the last one."""
         return self.loop.step()
-
-    def submit(self, *requests: Request) -> None:
-        """Queue what `requests` made, all or none.
-
-        Raises:
-            QueueFull: try again later.
-        """
-        self.loop.scheduler.submit(*requests)
 
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as `Prompts.tokenize` makes them."""

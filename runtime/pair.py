@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engines.base import Engine
-from engines.capture import MAX_GRAPHS
-from engines.folder import exported_defaults, open_engine, read_json, read_spec, vocabulary_hash, write_json
+from engines.folder import open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
 from mtad.errors import InvalidInput, refused_as
-from mtad.methods import REMOVED
-from mtad.params import SAMPLING, DecodingParams
-from runtime.config import RuntimeConfig
+from mtad.params import DecodingParams
+from runtime.config import RuntimeConfig, check_least
 from runtime.fastest import choose_provider, fastest_placement
 from runtime.speculation.planner import DraftCosts
 from runtime.step_times import LEVELS, draft_seconds, step_seconds
@@ -65,7 +62,7 @@ class Pair:
         if devices[0] != devices[1] and (self.target.capturable or self.auxiliary.capturable):
             raise InvalidInput("device", " and ".join(map(str, devices)), "both engines must be on one device")
 
-    def memory(self, config: RuntimeConfig, prefix_tokens: int, recorded: int = 0) -> Memory:
+    def memory(self, config: RuntimeConfig, prefix_tokens: int) -> Memory:
         """What it takes, with pages for all rows where rows share them; see `Memory.of`.
 
         Where beams of the auxiliary have pages of their own, a row's memory includes those of its widest draft.
@@ -73,7 +70,7 @@ class Pair:
         target, auxiliary = self.target.cache, self.auxiliary.cache
         pages = max(target.page_columns, auxiliary.page_columns), (target.page_bytes, auxiliary.page_bytes)
         specs = self.target.spec, self.auxiliary.spec
-        whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, recorded, *pages)
+        whole = Memory.of(*specs, self.weights, config.nodes + 1, prefix_tokens, *pages)
         beam = auxiliary.beam_pages(config.max_draft_len) * auxiliary.page_bytes
         return replace(whole, row=whole.row + config.max_beam_width * beam)
 
@@ -88,14 +85,6 @@ class Pair:
         if params.draft is not None:
             raise InvalidInput("draft", params.draft, "the pair has no auxiliary; give lookup, or leave it out")
         return replace(params, draft="lookup")
-
-    @property
-    def law(self) -> str:
-        """What a request gets that asks for nothing else; for people."""
-        own = self.defaults
-        bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
-        sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
-        return f"default: {own.method} ({'lossless' if own.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:
@@ -158,6 +147,8 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     apart = "" if own is placement else ", which drafts faster"
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{apart}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
+    with refused_as("pair.json costs", values["costs"], "give level and node"):
+        check_least(costs := DraftCosts(**values["costs"]), level=0, node=0)
     pair = Pair(
         target=engine,
         auxiliary=drafter,
@@ -165,15 +156,13 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
-        defaults=_read_defaults(values["defaults"]),
+        defaults=DecodingParams.from_dict(values["defaults"] | values["tuned"]),
         threads=placement.threads,
-        costs=_read_costs(values.get("costs", {})),
+        costs=costs,
         runs_on=runs_on,
     )
-    log.info("%s", pair.law)
     if config.memory is not None and paged:
-        records = placement.on_gpu and placement.graphs and kinds[0].capturable and ranks == 1
-        pages = pair.memory(config, keep, MAX_GRAPHS if records else 0).within(config.memory).pages
+        pages = pair.memory(config, keep).within(config.memory).pages
         for one in (engine, drafter):
             if one.cache.pages:
                 one.cache.allocate_pages(pages)
@@ -193,27 +182,20 @@ def _check_memory(wanted: Memory) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `pair.json` says; where it names no engines, there are both.
+    """What `pair.json` says: `tuned` parameters lie over its `defaults`; where it names no engines, there are both.
 
     Raises:
         InvalidInput: it is missing or damaged.
     """
     values = read_json(folder, "pair.json")
-    for name, kind in (("vocab_size", int), ("vocabulary_hash", str), ("defaults", dict)):
+    values = {"tuned": {}, "costs": {}, **values}
+    kinds = {"vocab_size": int, "vocabulary_hash": str, "defaults": dict, "tuned": dict, "costs": dict}
+    for name, kind in kinds.items():
         if type(values.get(name)) is not kind or (name == "vocab_size" and values[name] < 1):
             raise InvalidInput(f"pair.json {name}", values.get(name), "missing or damaged; export again")
     if values.setdefault("engines", list(ROLES)) not in (["target"], list(ROLES)):
         raise InvalidInput("pair.json engines", values["engines"], "give target, or target and auxiliary")
     return values
-
-
-def _read_defaults(values: dict[str, Any]) -> DecodingParams:
-    """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
-    if (method := str(values.get("method"))) in REMOVED:
-        default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
-        log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
-        values = {name: value for name, value in values.items() if name not in own}
-    return DecodingParams.from_dict(values)
 
 
 def store_costs(folder: Path) -> None:
@@ -230,37 +212,18 @@ def store_costs(folder: Path) -> None:
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
 
 
-def _read_costs(values: object) -> DraftCosts:
-    """Costs of a pair.json.
+def write_tuning(folder: Path | str, tuned: dict[str, Any], report: dict[str, Any]) -> None:
+    """Let tuned parameters lie over the defaults that a pair was exported with, and keep what led to them beside.
 
-    Raises:
-        InvalidInput: they are no costs.
-    """
-    known = {one.name for one in fields(DraftCosts)}
-    if not isinstance(values, dict) or not values.keys() <= known:
-        raise InvalidInput("pair.json costs", values, f"give {' and '.join(sorted(known))}")
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise InvalidInput(f"pair.json costs {name}", value, "give a number, at least 0")
-    return DraftCosts(**values)
-
-
-def write_tuning(folder: Path | str, defaults: dict[str, Any], tuning: dict[str, Any]) -> None:
-    """Make tuned parameters a pair's defaults, over those it was exported with, and keep what led to them beside.
-
-    `pair.json` is replaced in one step: whoever reads it meanwhile sees the old file or the new one. What it was
-    exported with stays under `tuning`, so that the same export finds its folder up to date. A tuning before this one is
-    replaced.
+    `pair.json` is replaced in one step: whoever reads it meanwhile sees the old file or the new one. A tuning before
+    this one is replaced.
 
     Raises:
         InvalidInput: not a pair folder, it cannot be written, or the parameters are not usable.
     """
     folder = Path(folder)
-    values = read_json(folder, "pair.json")
-    exported = exported_defaults(values)
-    chosen = {**exported, **defaults}
-    DecodingParams.from_dict(dict(chosen))
-    values |= {"defaults": chosen, "tuning": {**tuning, "exported_defaults": exported}}
+    DecodingParams.from_dict(read_description(folder)["defaults"] | tuned)
+    values = read_json(folder, "pair.json") | {"tuned": tuned, "tuning": report}
     try:
         write_json(folder / "pair.json", values)
     except OSError as error:

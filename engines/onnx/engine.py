@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,30 +35,9 @@ def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_
     if not placement.on_gpu:
         return OnnxRuntimeEngine(folder, spec, placement.threads, packed=spec.attention == "operator")
     check_cuda()
-    stream = SessionStream(placement.device)
+    stream = torch.cuda.Stream(placement.device)  # type: ignore[no-untyped-call]
     with refused_as("provider", "cuda", "ONNX Runtime cannot open the graph with it"):
         return OnnxRuntimeEngine(folder, spec, placement.threads, stream=stream)
-
-
-class SessionStream:
-    """The CUDA stream of its own on which a session runs. Not executed: needs a GPU.
-
-    Args:
-        device: torch's name of the GPU.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    @property
-    def handle(self) -> int:
-        """CUDA's handle of the stream."""
-        return int(self._stream.cuda_stream)
-
-    def ordered(self) -> AbstractContextManager[None]:
-        """See `engines.capture.ordered`."""
-        return ordered(self._stream)
 
 
 class OnnxRuntimeEngine(Engine):
@@ -74,7 +52,7 @@ class OnnxRuntimeEngine(Engine):
     Args:
         graph: the file in the folder that is run.
         packed: whether rows are as close together as the longest of them allows (`ColumnCache`).
-        stream: the stream of the GPU that the session runs on; default: it runs on the CPU.
+        stream: the stream of a GPU that the session runs on; default: it runs on the CPU.
 
     Raises:
         InvalidInput: the GPU does not run all of the graph.
@@ -89,11 +67,11 @@ class OnnxRuntimeEngine(Engine):
         threads: int,
         graph: str = "model.onnx",
         packed: bool = False,
-        stream: SessionStream | None = None,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         device, options = "cpu", None
         if stream is not None:
-            device, options = stream.device, cuda_options(stream.device, stream.handle)
+            device, options = str(stream.device), cuda_options(str(stream.device), stream.cuda_stream)
         model = without_slices(folder / graph) if packed else None
         self._session = open_session(folder / graph, threads, providers=options, model=model)
         if stream is not None:
@@ -142,9 +120,9 @@ class OnnxRuntimeEngine(Engine):
         self._run(step, logits, binding)
         return logits
 
-    def _on_gpu(self, step: Step, stream: SessionStream) -> Tensor:
+    def _on_gpu(self, step: Step, stream: torch.cuda.Stream) -> Tensor:
         device, kept = self.device, len(step.keep)
-        with stream.ordered():
+        with ordered(stream):
             placed = replace(step, **{name: getattr(step, name).to(device, non_blocking=True) for name in INPUTS})
             if not kept:  # whether each kernel takes an empty tensor was not tried
                 placed = replace(placed, keep=torch.zeros(1, dtype=torch.int64, device=device))

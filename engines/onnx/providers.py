@@ -7,7 +7,6 @@ of the session, an operator without a kernel goes to the CPU. Here each of these
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import logging
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -38,16 +37,8 @@ Options = list[tuple[str, dict[str, str]]]
 
 
 def load_onnxruntime() -> ModuleType:
-    """The module; imported when it is first needed, so that torch's engines run without it.
-
-    Raises:
-        InvalidInput: it is not installed, or its library cannot be loaded.
-    """
-    try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        problem = f"cannot be imported ({error}); PyTorch engines do not need it"
-        raise InvalidInput("onnxruntime", "missing", problem) from error
+    """The module; torch's engines run without it."""
+    return imported("onnxruntime", "onnxruntime", "missing", "PyTorch engines do not need it")
 
 
 def check_cuda() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from engines.base import EngineSpec
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 
 PAGE = 32
 """Columns of one page of the CPU plugin's cache."""
@@ -41,10 +41,7 @@ def load_openvino() -> ModuleType:
         InvalidInput: it is not installed, or has no paged attention for this processor.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import fails; OpenVINO has a stub
-    try:
-        module = importlib.import_module("openvino")
-    except ImportError as error:
-        raise InvalidInput("provider", "openvino", f"{error}; the extra openvino installs it") from error
+    module = imported("openvino", "provider", "openvino", "the extra openvino installs it")
     if platform.machine() not in ("x86_64", "AMD64"):
         raise _refused(f"its paged attention is for x86-64, and this machine is {platform.machine()}")
     return module

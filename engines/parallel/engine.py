@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from engines.cache.prefix import PrefixCache
 from engines.kinds import FORMATS
 from engines.parallel.worker import Worker, broadcast, dist, follow, launched_rank
 from engines.placement import Placement
-from mtad.errors import InvalidInput, refused_as
+from mtad.errors import InvalidInput, imported, refused_as
 
 log = logging.getLogger(__name__)
 
@@ -96,25 +95,19 @@ class ParallelCache(KvCache):
     # once a rank is gone no row is read any more, and requests must be able to end
 
     def release(self, row: int) -> None:
-        if not self._worker.has_failed:
+        if self._worker.failed is None:
             self._run("engine.cache.release", row)
 
     def clear(self, row: int, start: int = 0) -> None:
-        if not self._worker.has_failed:
+        if self._worker.failed is None:
             self._run("engine.cache.clear", row, start)
 
     def copy(self, source: int, to: int, columns: int) -> None:
-        if not self._worker.has_failed:
+        if self._worker.failed is None:
             self._run("engine.cache.copy", source, to, columns)
 
     def keep(self, source: Tensor, to: Tensor) -> None:
         self._run("engine.cache.keep", source, to)
-
-    def discard_writes(self) -> None:
-        self._run("engine.cache.discard_writes")
-
-    def reset(self) -> None:
-        self._run("engine.cache.reset")
 
 
 class ParallelPrefixCache(PrefixCache):
@@ -170,8 +163,7 @@ def check_ranks(ranks: int, device: str) -> None:
     if dist.is_initialized():
         problem = "torch.distributed is already in use in this process; open one tensor-parallel pair at a time"
         raise InvalidInput("tensor_parallel", ranks, problem)
-    if find_spec("accelerate") is None:
-        raise InvalidInput("tensor_parallel", ranks, "transformers needs accelerate for it; pip install accelerate")
+    imported("accelerate", "tensor_parallel", ranks, "the extra gpu installs it")
     accelerator = torch.accelerator.current_accelerator()
     wanted = "cpu" if accelerator is None else f"{accelerator.type}:0"
     if device != wanted:

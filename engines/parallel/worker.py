@@ -50,6 +50,7 @@ class Worker:
     Attributes:
         engine: runs the shard; its `kv_heads` are those that this rank has.
         prefixes: the keys and values of earlier prompts, once `keep_prefixes` was called.
+        failed: of the call that has failed on some rank.
     """
 
     prefixes: PrefixCache
@@ -65,12 +66,7 @@ class Worker:
         device = f"cuda:{os.environ['LOCAL_RANK']}" if placement.on_gpu else "cpu"
         # fusing runs layers by themselves, which would have to happen on all ranks
         self.engine = TorchEngine(model, replace(spec, kv_heads=kv_heads), placement.attention, device, fused=False)
-        self._failed: RankFailed | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a call has failed on some rank."""
-        return self._failed is not None
+        self.failed: RankFailed | None = None
 
     @property
     def weights(self) -> int:
@@ -97,20 +93,20 @@ class Worker:
         Raises:
             RankFailed: it failed, here or on another rank, or an earlier call did.
         """
-        if self._failed is not None:
-            raise self._failed
+        if self.failed is not None:
+            raise self.failed
         try:
             # a copy, because of a view all the memory behind it would be sent
             broadcast((name, *(x.to("cpu", copy=True) if isinstance(x, Tensor) else x for x in arguments)))
             return self.call(name, *arguments)
         except BaseException as error:  # also where it was interrupted: the others wait inside the call
             problem = f"tensor parallelism: a call on all ranks failed on rank 0 with {type(error).__name__}"
-            self._failed = RankFailed(f"{problem}; torchrun's report names the rank that failed first")
-            raise self._failed from error
+            self.failed = RankFailed(f"{problem}; torchrun's report names the rank that failed first")
+            raise self.failed from error
 
     def stop(self) -> None:
         """On rank 0: let the other ranks end. Those of a call that failed are ended by torchrun."""
-        if self._failed is None:
+        if self.failed is None:
             broadcast(None)
             dist.destroy_process_group()
 

@@ -8,7 +8,6 @@ the programs decide.
 from __future__ import annotations
 
 import functools
-import importlib
 from types import ModuleType
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from engines.base import KV_PAGE
 from mtad.device import launches
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 
 ATTENTION = ("sdpa", "triton")
 """Attention of the torch engine: torch's, which reads all columns of the mask; the kernels here."""
@@ -108,11 +107,7 @@ def require(attention: str, device: torch.device, head_dim: int) -> None:
 @functools.cache
 def kernels(name: str = "attention_kernels") -> ModuleType:
     """One of the modules that need Triton."""
-    try:
-        return importlib.import_module(f"engines.pytorch.{name}")
-    except ImportError:
-        problem = "Triton is not installed; the extra gpu installs it, or give sdpa"
-        raise InvalidInput("attention", "triton", problem) from None
+    return imported(f"engines.pytorch.{name}", "attention", "triton", "the extra gpu installs Triton, or give sdpa")
 
 
 @functools.cache

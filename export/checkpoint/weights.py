@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ Weights = Callable[[str], Tensor]
 """The tensor a model's parameter or stored buffer of this name has, on the CPU, in the dtype it is stored in. A view of
 a file where that is possible: nobody may write to it, and nobody should keep it."""
 
-INDEXED = ("model.safetensors", "pytorch_model.bin")
+STORED = "model.safetensors"
 """What transformers calls the weights; with several files, `<name>.index.json` says which tensor is where."""
 
 
@@ -103,13 +102,8 @@ def stored_packed(folder: Path, packing: Packing) -> dict[str, Callable[[], Pack
 
 
 def _reader(files: Mapping[str, tuple[Path, tuple[int, ...]]]) -> Weights:
-    load_older = functools.cache(_load_older)
-
     def read(name: str) -> Tensor:
-        path = files[name][0]
-        if path.suffix != ".safetensors":
-            return load_older(path)[name]
-        with safe_open(path, framework="pt") as file:
+        with safe_open(files[name][0], framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 
@@ -128,32 +122,23 @@ def _converted(model: PreTrainedModel) -> bool:
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
-    """File and shape of each stored tensor; None if the files are of no known kind."""
-    for kind in INDEXED:
-        index = folder / f"{kind}.index.json"
-        if (folder / kind).is_file():
-            names = [kind]
-        elif index.is_file():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
-            continue
-        for name in names:
-            if Path(name).name != name:
-                raise InvalidInput(str(index), name, "not a file of the checkpoint's own folder; download it again")
-        return {name: (folder / file, shape) for file in names for name, shape in _shapes(folder / file).items()}
-    return None
+    """File and shape of each stored tensor; None if there are no such files, but older ones."""
+    index = folder / f"{STORED}.index.json"
+    if (folder / STORED).is_file():
+        names = [STORED]
+    elif index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        return None
+    for name in names:
+        if Path(name).name != name:
+            raise InvalidInput(str(index), name, "not a file of the checkpoint's own folder; download it again")
+    return {name: (folder / file, shape) for file in names for name, shape in _shapes(folder / file).items()}
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    if path.suffix != ".safetensors":
-        return {name: tuple(tensor.shape) for name, tensor in _load_older(path).items()}
     with safe_open(path, framework="pt") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-
-
-def _load_older(path: Path) -> Mapping[str, Tensor]:
-    tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return tensors
 
 
 def model_weights(model: PreTrainedModel) -> Weights:

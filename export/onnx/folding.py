@@ -53,7 +53,7 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
     for name, dtype in parameters.items():
         if (value := graph.initializers.get(name)) is not None:
             reads[value] = _reader(weights, name.removeprefix(prefix), dtype)
-            _rename(graph, value, name.removeprefix(prefix))
+            value.name = name.removeprefix(prefix)
     for node in list(graph):
         inputs = inputs_of(node)
         constant = all(value in reads or value.const_value is not None for value in inputs)
@@ -120,13 +120,6 @@ def constant(value: ir.Value) -> np.ndarray:
     return value.const_value.numpy()
 
 
-def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    if value.name != name:
-        del graph.initializers[str(value.name)]
-        value.name = name
-        graph.initializers[name] = value
-
-
 def lazy(
     name: str | None, dtype: ir.DataType | None, shape: ir.ShapeProtocol | None, read: Callable[[], np.ndarray]
 ) -> ir.LazyTensor:
@@ -153,9 +146,4 @@ def substitute(graph: ir.Graph, node: ir.Node, nodes: Sequence[ir.Node]) -> None
     """Put `nodes` in the place of `node`: they are of the same module, the last one's output is used as its output."""
     for one in nodes:
         one.metadata_props.update(node.metadata_props)
-    output, (replaced,) = nodes[-1].outputs[0], node.outputs
-    output.type, output.shape = replaced.type, replaced.shape
-    output.name, replaced.name = replaced.name, None
-    graph.insert_before(node, nodes)
-    ir.convenience.replace_all_uses_with(replaced, output, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, node.outputs, nodes[-1].outputs)

@@ -133,17 +133,16 @@ _KINDS: dict[str, dict[str, Any]] = {
 _Target = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-def add_options(parser: _Target, config: type, only: Collection[str] = (), but: Collection[str] = ()) -> None:
+def add_options(parser: _Target, config: type, only: Collection[str] = ()) -> None:
     """Add an option for each field of a dataclass. Those that are not given leave no trace in the parsed namespace.
 
     Args:
         config: the dataclass; its docstring describes the fields under "Attributes:".
         only: names of the fields to offer; by default, all.
-        but: names of fields not to offer.
     """
     texts = describe(config)
     for field in fields(config):
-        if field.name in but or (only and field.name not in only):
+        if only and field.name not in only:
             continue
         help = texts[field.name].replace("%", "%%")
         if field.default not in (MISSING, None, ()):

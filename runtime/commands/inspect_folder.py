@@ -29,8 +29,8 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         InvalidInput: the folder, or one of its engines, is damaged.
     """
     values = read_description(folder)
-    vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
-    DecodingParams.from_dict(dict(defaults))
+    vocabulary, defaults = values["vocabulary_hash"], values["defaults"] | values["tuned"]
+    DecodingParams.from_dict(defaults)
     engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
@@ -43,7 +43,7 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         "vocab_size": values["vocab_size"],
         "vocabulary_hash": vocabulary,
         "defaults": defaults,
-        "tuned": "tuning" in values,
+        "tuned": bool(values["tuned"]),
         "memory": {**asdict(memory), "total": memory.total},
         "engines": engines,
     }

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engines.memory import parse_bytes
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, find_pair
 from runtime.commands.terminal import waiting
@@ -78,12 +78,8 @@ def main() -> None:
     folder = find_pair(options)
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise InvalidInput("serve", error.name, "not installed; the extra serve installs it") from None
+    for module in ("prometheus_client", "starlette", "uvicorn"):
+        imported(module, "serve", module, "the extra serve installs it")
 
     replicas = given_options(options, ClusterOptions)
     if replicas and "replicas" not in replicas:

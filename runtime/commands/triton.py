@@ -15,8 +15,7 @@ def parser() -> argparse.ArgumentParser:
     described = Parser(
         prog="mtad triton",
         usage="%(prog)s PAIR REPOSITORY [options]",
-        description="Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines. "
-        "It replaces an earlier directory only if that is unchanged.",
+        description="Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines.",
     )
     described.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     described.add_argument("repository", type=Path, help="model repository to write into")
@@ -25,8 +24,9 @@ def parser() -> argparse.ArgumentParser:
         "--environment", help="virtual environment to run the model in (default: Triton's own Python)"
     )
     described.add_argument("--copy", action="store_true", help="put a copy of the pair into the directory")
-    add_options(described, TritonOptions, but=("pair", "engine"))
-    add_options(described.add_argument_group("runtime"), RuntimeConfig, but=("tensor_parallel",))
+    described.add_argument("--overwrite", action="store_true", help="replace an earlier directory")
+    add_options(described, TritonOptions, only=("request_seconds",))
+    add_options(described.add_argument_group("runtime"), RuntimeConfig)
     return described
 
 
@@ -38,4 +38,5 @@ def main() -> None:
 
     engine = RuntimeConfig(**given_options(given, RuntimeConfig))
     own = {**given_options(given, TritonOptions), "pair": str(given.pair), "engine": engine}
-    print(write_model(given.repository, given.model, TritonOptions(**own), given.environment, given.copy))
+    options = TritonOptions(**own)
+    print(write_model(given.repository, given.model, options, given.environment, given.copy, given.overwrite))

@@ -58,16 +58,15 @@ def main() -> None:
 
 
 def _tune(options: argparse.Namespace, examples: Sequence[Example]) -> None:
-    from engines.folder import exported_defaults, read_json
     from runtime.llm import LLM
-    from runtime.pair import write_tuning
+    from runtime.pair import read_description, write_tuning
     from runtime.tuning.search import GRID, decide, grid_of, search, setting_of, table
 
     given, allowed = options.params, options.quality_loss
     for name in ("method", "seed", "n", *GRID):
         if name in given:
             raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
-    exported = exported_defaults(read_json(options.pair, "pair.json"))  # what the choice will lie over
+    exported = read_description(options.pair)["defaults"]  # what the choice will lie over
     bases = [
         DecodingParams.from_dict({"max_tokens": TOKENS, **exported, **given, "method": name})
         for name in options.method.split(",")

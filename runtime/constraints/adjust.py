@@ -49,7 +49,7 @@ class Constraints:
         out = logits.copy()
         paths = Paths(path_tokens[self._rows], valid[self._rows])
         own = torch.from_numpy(logits[self._rows])
-        out[self._rows] = self._without_words(constrain(own, paths, self._terms, self._barrier(paths), own), paths)
+        out[self._rows] = self._without_words(constrain(own, paths, self._terms, self._barrier(paths)), paths)
         return out
 
     def _penalties(self) -> Penalties | None:

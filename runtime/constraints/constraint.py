@@ -22,19 +22,6 @@ from runtime.constraints.grammar import Grammars
 
 KEPT_WORDS = 256
 """Sets of bad words that are kept, from a request until it runs: more than usually wait, of 300 kB at most."""
-_LARGEST_BIAS, _LARGEST_REPETITION = 1e9, 1e6  # beyond, float32 logits could overflow
-
-
-class ConstraintFailed(InvalidInput):
-    """A request's text reached a point where its own constraints allow no token, or take too long.
-
-    Args:
-        cause: which of its fields is wrong, and where.
-    """
-
-    def __init__(self, name: object, cause: InvalidInput) -> None:
-        self.name = name
-        super().__init__(cause.field, cause.value, cause.problem)
 
 
 class Constrainer:
@@ -60,24 +47,19 @@ class Constrainer:
             the compiled language of a constrained request.
 
         Raises:
-            InvalidInput: a biased token does not exist; a bad word has no tokens; a number would overflow; or as in
+            InvalidInput: a biased token does not exist; a bad word has no tokens; or as in
                 `Grammars.compile`.
         """
-        for token, bias in params.logit_bias.items():
+        for token in params.logit_bias:
             if token >= self.vocab_size:
                 problem = f"token ids are integers from 0 to {self.vocab_size - 1}; leave it out"
                 raise InvalidInput("logit_bias", token, problem)
-            if abs(bias) > _LARGEST_BIAS:
-                raise InvalidInput("logit_bias", bias, f"give numbers from {-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}")
-        if not 1 / _LARGEST_REPETITION <= params.repetition_penalty <= _LARGEST_REPETITION:
-            problem = f"give a number from {1 / _LARGEST_REPETITION:g} to {_LARGEST_REPETITION:g}"
-            raise InvalidInput("repetition_penalty", params.repetition_penalty, problem)
         if params.bad_words:
             self.words(params.bad_words)
         return (grammar or self.grammars.compile(params)) if params.constrained else None
 
     def constraint(
-        self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
+        self, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
     ) -> Constraint | None:
         """The constraint of a request that starts to run; None if it asks for nothing.
 
@@ -85,7 +67,7 @@ class Constrainer:
             grammar: what `check` returned; None asks it again.
         """
         asks = params.constrained or params.logit_bias or params.min_tokens or params.bad_words or _penalises(params)
-        return Constraint(name, params, prompt, grammar, self) if asks else None
+        return Constraint(params, prompt, grammar, self) if asks else None
 
 
 class Constraint:
@@ -102,9 +84,9 @@ class Constraint:
     """
 
     def __init__(
-        self, name: object, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None, maker: Constrainer
+        self, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None, maker: Constrainer
     ) -> None:
-        self.name, self.params, self.constrainer = name, params, maker
+        self.params, self.constrainer = params, maker
         words = maker.words(params.bad_words) if params.bad_words else None
         self._follower: Follower | None = None
         self.thinking = False
@@ -137,8 +119,8 @@ class Constraint:
         """Append committed tokens: those of the block that the text keeps, an end-of-sequence token included.
 
         Raises:
-            ConstraintFailed: the text came to a dead end of its grammar (`runtime.constraints.grammar.Follower`). The
-                request must be finished with this error; others are not affected.
+            InvalidInput: the text came to a point where its own constraints allow no token, or take too long; which of
+                them, and where. The request must be finished with this error; others are not affected.
         """
         self.generated += len(tokens)
         if self.words:
@@ -153,7 +135,7 @@ class Constraint:
         if self.follower is not None:
             problem = self.follower.advance(tokens)
             if problem is not None:
-                raise ConstraintFailed(self.name, problem)
+                raise problem
 
     @property
     def min_left(self) -> int:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 from mtad.params import LANGUAGES, DecodingParams
 from runtime.constraints.follower import Follower, Grammar, language, short
 from runtime.constraints.trial_process import compile_grammar
@@ -151,17 +151,16 @@ class Grammars:
         if not self.eos:
             problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem)
-        try:  # only now, so that all other requests are decoded without it
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            remedy = f"the extra grammars installs it; or leave {', '.join(LANGUAGES)} out"
-            raise InvalidInput("llguidance", "missing", f"it cannot be imported ({error}); {remedy}") from error
-        settings: Any = self._settings()
+        remedy = f"the extra grammars installs it; or leave {', '.join(LANGUAGES)} out"
+        library, given = imported("llguidance", "llguidance", "missing", remedy), self._settings()
         try:
-            return LLTokenizer(settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos"])
+            made: LLTokenizer = library.LLTokenizer(
+                given["tokenizer"], n_vocab=given["vocab_size"], eos_token=given["eos"]
+            )
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", kind, problem) from None
         except TypeError:  # TensorRT-LLM 1.2 pins such a release
             problem = "older than 1.9, it knows a single end of a text; install the extra grammars elsewhere"
             raise InvalidInput("llguidance", version("llguidance"), problem) from None
+        return made

@@ -6,7 +6,6 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from mtad.params import DecodingParams
-from runtime.output.stops import automaton
 from runtime.scheduler.request import FinishReason, Request
 
 
@@ -19,8 +18,6 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, eos: frozenset[int], params: DecodingParams) -> None:
         self._tokenizer, self._eos = tokenizer, frozenset() if params.ignore_eos else eos
         self._stop_tokens, self._skip = frozenset(params.stop_token_ids), params.skip_special_tokens
-        stops = params.stop_strings
-        self._stops, self._state = automaton(stops) if stops else None, 0
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._decoded = 0
 
@@ -55,17 +52,19 @@ class Detokenizer:
 
     def _add(self, request: Request, piece: str, early: bool = False) -> bool:
         """Add to the text; cut it at the earliest stop string that this completes, unless it is too early."""
-        before = len(request.text)
-        request.text += piece
-        request.stable = len(request.text)
-        if self._stops is None:
+        before, stops = len(request.text), request.params.stop_strings
+        text = request.text = request.text + piece
+        request.stable = len(text) - max((_begun(text, stop) for stop in stops), default=0)
+        found = [at for stop in stops if (at := text.find(stop, max(0, before - len(stop) + 1))) >= 0]
+        if early or not found:
             return False
-        self._state, found = self._stops.read(self._state, piece)
-        request.stable -= self._stops.pending(self._state)
-        if found is None or early:
-            return False
-        end = before + found
+        end = min(found)
         if request.params.include_stop_str_in_output:
-            end += min(len(stop) for stop in request.params.stop_strings if request.text.startswith(stop, end))
-        request.text = request.text[:end]
+            end += min(len(stop) for stop in stops if text.startswith(stop, end))
+        request.text = text[:end]
         return True
+
+
+def _begun(text: str, stop: str) -> int:
+    """Characters at a text's end that may yet become a stop string: the most that it begins with."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

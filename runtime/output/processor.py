@@ -46,7 +46,7 @@ class OutputProcessor:
             return
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
         self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params)
-        constraint = self._constrainer.constraint(request.id, request.params, request.prompt, request.grammar)
+        constraint = self._constrainer.constraint(request.params, request.prompt, request.grammar)
         if constraint:
             self._constraints[request.id] = constraint
             constraint.thinking = request.thinking

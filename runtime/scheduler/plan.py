@@ -1,33 +1,10 @@
-"""What a step prefills, and what the scheduler asks of the caches to find out. No torch."""
+"""What a step prefills. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from runtime.scheduler.request import Request
-
-
-class RowMemory(Protocol):
-    """What the scheduler asks of the caches' rows."""
-
-    def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
-        """Whether there is memory for all tokens of requests, by row, and for so many columns behind those of each."""
-
-    def stored(self, request: Request, both: bool, running: Sequence[Request], pieces: Sequence[PromptPiece]) -> int:
-        """Leading tokens of a request that need not be prefilled.
-
-        Args:
-            both: in both caches, not in the target's only.
-            running: requests whose rows may be copied from, by row.
-            pieces: what is going to be prefilled before.
-        """
-
-    def move(self, request: Request, source: int, to: int) -> None:
-        """Copy a request's columns to another row."""
-
-    def release(self, row: int) -> None:
-        """Release a row's memory."""
 
 
 class PromptPiece(NamedTuple):

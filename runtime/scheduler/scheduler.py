@@ -8,10 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from threading import RLock
+from typing import TYPE_CHECKING
 
 from mtad.errors import CapacityExceeded, InvalidInput
-from runtime.scheduler.plan import Plan, PromptPiece, RowMemory
+from runtime.scheduler.plan import Plan, PromptPiece
 from runtime.scheduler.request import Request
+
+if TYPE_CHECKING:
+    from runtime.decoder.kv_cache import KvCaches
 
 Entry = tuple[int, int, Request]
 """A request that waits: -priority, order of arrival, and itself."""
@@ -177,7 +181,7 @@ class Scheduler:
         return [*self.running, *filter(None, [self.joining])]
 
     def schedule(
-        self, prompt_tokens: int, caches: RowMemory, is_drafted: Callable[[Request], bool] = lambda request: True
+        self, prompt_tokens: int, caches: KvCaches, is_drafted: Callable[[Request], bool] = lambda request: True
     ) -> Plan:
         """Admit requests while rows, memory and tokens last; says which prompts the step prefills.
 
@@ -205,7 +209,7 @@ class Scheduler:
             self.join()
         return Plan(pieces, left)
 
-    def make_room(self, caches: RowMemory) -> list[Request]:
+    def make_room(self, caches: KvCaches) -> list[Request]:
         """The running requests, by row, once enough of them were preempted for a block of the others to fit.
 
         One request alone always fits.
@@ -250,7 +254,7 @@ class Scheduler:
             self.running.append(self.joining)
             self.joining = None
 
-    def retire(self, request: Request, caches: RowMemory) -> None:
+    def retire(self, request: Request, caches: KvCaches) -> None:
         """Take a request out, wherever it is; requests behind its row move up."""
         with self._lock:
             if request not in self._entries:
@@ -269,7 +273,7 @@ class Scheduler:
         """The request of the least priority, among those that hold a row, that arrived last."""
         return max(self._entries.values())[2]
 
-    def preempt(self, request: Request, caches: RowMemory) -> None:
+    def preempt(self, request: Request, caches: KvCaches) -> None:
         """Put a request that holds a row back to where it was in the queue; its caches are computed anew, later."""
         entry = self._entries[request]
         self._leave(request, caches)
@@ -278,7 +282,7 @@ class Scheduler:
         request.target_cached = request.auxiliary_cached = 0
         request.statistics.preemptions += 1
 
-    def _leave(self, request: Request, caches: RowMemory) -> None:
+    def _leave(self, request: Request, caches: KvCaches) -> None:
         moves = list[tuple[Request, int, int]]()
         with self._lock:  # for the bookkeeping only: copies take time, in which other threads submit requests
             del self._entries[request]

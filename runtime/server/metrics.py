@@ -54,7 +54,6 @@ class Metrics:
         yield _gauge("mtad_queue_length", "requests that wait for a row", now["waiting"])
         yield _gauge("mtad_queue_limit", "requests that may wait", scheduler.max_waiting)
         yield _gauge("mtad_kv_rows", "rows of the KV caches", self._engine.llm.pair.target.spec.rows)
-        yield _gauge("mtad_kv_rows_used", "rows that hold a request", now["running"])
         yield _counter("mtad_requests", "ended requests, by how they ended", dict(totals.requests), "reason")
         yield _counter("mtad_http_responses", "HTTP responses", dict(self._responses), "route", "status")
         yield _counter("mtad_prompt_tokens", "prompt tokens of ended requests", totals.prompt_tokens)
@@ -72,8 +71,6 @@ class Metrics:
         yield _counter("mtad_thinking_tokens", "tokens of blocks that began in a thought", totals.thinking_tokens)
         yield _counter("mtad_thinking_passes", "passes that began in a thought", totals.thinking_passes)
         yield _counter("mtad_blocks", "blocks, whatever their rows", totals.turns)
-        yield _gauge("mtad_block_efficiency", "tokens per target pass, since the start", totals.block_efficiency)
-        yield _gauge("mtad_acceptance_rate", "accepted / drafted tokens, since the start", totals.acceptance_rate)
         if totals.unrecorded:
             reasons = dict(totals.unrecorded)
             yield _counter("mtad_unrecorded_blocks", "on a GPU, blocks that were no CUDA graph", reasons, "reason")

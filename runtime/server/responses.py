@@ -59,7 +59,7 @@ class OpenAIResponse:
         kind = "chat.completion" if self._chat else "text_completion"
         # the id is no secret: asking the system for randomness would hand the interpreter's lock to the engine's thread
         self._frame = {
-            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{body.request_id or f'{random.getrandbits(128):032x}'}",
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{random.getrandbits(128):032x}",
             "object": kind,
             "created": int(time.time()),
             "model": body.model,

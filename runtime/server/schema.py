@@ -21,13 +21,13 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
 from runtime.server.messages import Effort, Message, ToolChoice, Tools
-from runtime.server.strict import MAX_ENTRIES, STOP_CHARACTERS, STOP_STRINGS, Items, StrictModel, translate
+from runtime.server.strict import MAX_ENTRIES, STOP_STRINGS, Items, StrictModel, translate
 
 Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 
 _TYPES: dict[str, Any] = {  # where JSON has another type than Python
-    "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],  # the error says what to use instead
+    "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],  # its error lists them as well
     "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
     "stop_token_ids": Annotated[Items[Token], Field(max_length=MAX_ENTRIES)],
     "bad_words": Annotated[Items[str], Field(max_length=MAX_ENTRIES)],
@@ -100,7 +100,7 @@ class Body(_Parameters):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = Field(None, description="goes into the request's trace, nowhere else")
+    user: str | None = Field(None, description="taken and not heeded")
     priority: int = Field(
         0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait, where the server allows it"
     )
@@ -108,11 +108,6 @@ class Body(_Parameters):
         None, min_length=1, description="kept prompts are used by requests with the same salt only"
     )
     return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
-    request_id: str | None = Field(None, max_length=200, description="ends the id of the answer")
-    add_special_tokens: bool | None = Field(
-        None, description="whether the tokenizer adds its special tokens to prompts; by default, not to chats"
-    )
-    truncate_prompt_tokens: int | None = Field(None, ge=1, description="keep so many tokens of the prompt's end")
 
     @classmethod
     def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -162,10 +157,6 @@ class Body(_Parameters):
             values["json_schema"] = self.response_format.language
         if self.stream_options and not self.stream:
             raise InvalidInput("stream_options", self.stream_options.model_dump(), "only with stream = true")
-        for name in ("stop", "bad_words"):
-            if sum(map(len, values.get(name) or [])) > STOP_CHARACTERS:
-                problem = f"at most {STOP_CHARACTERS} characters, of all strings together"
-                raise InvalidInput(name, values[name], problem)
         return DecodingParams.from_dict(values, defaults)
 
 

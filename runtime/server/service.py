@@ -174,17 +174,12 @@ class Service:
 
     async def _prompts(self, request: Request, body: Body) -> list[Prompt]:
         """What a request continues, made elsewhere than in the event loop."""
-        found: list[Prompt]
         if isinstance(body, ChatCompletionRequest):
             told = await self._bodies.read(await request.body(), body.plain)
             text = await self._template.render(*told, body.chat_template_kwargs, body.reasoning_effort)
-            found = [await self._tokenized(text, body.add_special_tokens or False)]
-        else:
-            assert isinstance(body, CompletionRequest)
-            found = list(body.prompts)
-            if body.add_special_tokens is not None or body.truncate_prompt_tokens is not None:
-                found = [await self._tokenized(prompt, body.add_special_tokens is not False) for prompt in found]
-        return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in found]
+            return [await self._tokenized(text, special_tokens=False)]
+        assert isinstance(body, CompletionRequest)
+        return list(body.prompts)
 
     async def _tokenized(self, prompt: Prompt, special_tokens: bool = True) -> Sequence[int]:
         if not isinstance(prompt, str):

@@ -30,6 +30,7 @@ UNSUPPORTED = {
 """Fields of OpenAI's that cannot be honoured, and why."""
 
 IGNORED_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
     "store": (False,),
     "metadata": ({},),
     "tools": ([],),
@@ -43,15 +44,15 @@ IGNORED_DEFAULTS: dict[str, tuple[Any, ...]] = {
 """Values of fields of OpenAI's that ask for nothing; clients send them."""
 IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key")
 """Fields of OpenAI's that are about its own service; any text is accepted and ignored."""
-MINUS_ONE_MEANS: dict[str, int | None] = {"top_k": 0, "seed": None, "truncate_prompt_tokens": None}
+MINUS_ONE_MEANS: dict[str, int | None] = {"top_k": 0, "seed": None}
 """Meaning of -1 in clients of other engines, by field."""
 MIN_TEMPERATURE = 0.01
 """A temperature above 0 and below this means 0, as some clients say it."""
 VLLM_LANGUAGES = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
-"""Fields of vLLM's `structured_outputs`, and of `guided_...`, by what they are called here."""
+"""Fields of vLLM's `structured_outputs`, by what they are called here."""
 
-STOP_STRINGS, STOP_CHARACTERS = 16, 4096
-"""Most stop strings of a request, and most characters of all of them together; or of all bad words."""
+STOP_STRINGS = 16
+"""Most stop strings of a request."""
 MAX_ENTRIES = 1024
 """Most entries of `logit_bias`, `stop_token_ids` or `bad_words`."""
 
@@ -106,8 +107,6 @@ def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
         asks_nothing = any(type(value) is type(one) and value == one for one in ignored)
         if asks_nothing or (name in IGNORED_FIELDS and isinstance(value, str)):
             del found[name]
-    if type(found.get("best_of")) is int and found["best_of"] == (found.get("n") or 1):
-        del found["best_of"]
     for name, meaning in MINUS_ONE_MEANS.items():
         if type(found.get(name)) is int and found[name] == -1:
             found[name] = meaning
@@ -119,12 +118,10 @@ def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
     if not isinstance(structured, dict):
         raise InvalidInput("structured_outputs", structured, "give an object with json, regex or grammar")
     for theirs, ours in VLLM_LANGUAGES.items():
-        given = {f"guided_{theirs}": found.pop(f"guided_{theirs}", None), ours: structured.pop(theirs, None)}
-        for field, value in given.items():
-            if value is not None and found.get(ours) is not None:
-                raise InvalidInput(field, value, f"{ours} says what is allowed already; give one of them")
-            if value is not None:
-                found[ours] = value
+        if (value := structured.pop(theirs, None)) is not None:
+            if found.get(ours) is not None:
+                raise InvalidInput(f"structured_outputs.{theirs}", value, f"{ours} says it already; give one of them")
+            found[ours] = value
     for name, value in structured.items():
         raise InvalidInput(f"structured_outputs.{name}", value, "give json, regex or grammar")
     return found

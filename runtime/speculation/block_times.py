@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from statistics import median
 
-KEPT_TIMES, FEW, RECENT = 32, 8, 16
+KEPT_TIMES, FEW, LATEST = 32, 8, 16
 """Blocks of a kind that are kept; those that a line through all kinds weighs as much as; those that tell the speed."""
 
 
@@ -21,7 +21,7 @@ class BlockTimes:
     def __init__(self) -> None:
         self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
         self._last_block, self._in_a_row = (0, 0), 0
-        self._recent = deque([1.0], maxlen=RECENT)
+        self._recent = deque([1.0], maxlen=LATEST)
 
     def add(self, rows: int, length: int, seconds: float, alone: bool = True) -> None:
         """Learn from a block, unless something was computed beside it."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mtad.errors import InvalidInput
-from runtime.config import RuntimeConfig, check_least, read_mapping
+import yaml
+
+from mtad.errors import InvalidInput, refused_as
+from runtime.config import RuntimeConfig, check_least, read_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ def read_options(file: Path) -> TritonOptions:
     Raises:
         InvalidInput: it cannot be read, is not a mapping, or an option is wrong.
     """
-    values, own = read_mapping("model.yaml", file), TritonOptions.__dataclass_fields__.keys() - {"engine"}
-    engine = RuntimeConfig.from_dict({name: value for name, value in values.items() if name not in own})
-    return TritonOptions(**{"pair": None, **{name: values[name] for name in own if name in values}}, engine=engine)
+    text, own = read_text("model.yaml", file), TritonOptions.__dataclass_fields__.keys() - {"engine"}
+    with refused_as("model.yaml", str(file), "not a mapping of options to values"):
+        values = dict(yaml.safe_load(text))
+    engine = {name: value for name, value in values.items() if name not in own}
+    for name in engine.keys() - RuntimeConfig.__dataclass_fields__.keys():
+        known = ", ".join(sorted(RuntimeConfig.__dataclass_fields__))
+        raise InvalidInput(name, values[name], f"unknown option; known: {known}")
+    asked = {"pair": None, **{name: values[name] for name in own if name in values}}
+    return TritonOptions(**asked, engine=RuntimeConfig(**engine))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable
@@ -17,9 +15,6 @@ from mtad.errors import InvalidInput
 from runtime.triton.options import TritonOptions
 from runtime.triton.tensors import INPUTS, OUTPUTS, TritonTensor
 
-STAMP = "mtad-triton.sha256"
-"""File with a hash of all that was written: a directory with another hash has been changed, and is not replaced."""
-
 _MODEL = '''"""Written by mtad triton. Options are in model.yaml; docs/triton.md describes them."""
 
 from runtime.triton.model import TritonPythonModel
@@ -30,7 +25,12 @@ _PAIR = "pair"
 
 
 def write_model(
-    repository: Path, name: str, options: TritonOptions, environment: str | None = None, copy: bool = False
+    repository: Path,
+    name: str,
+    options: TritonOptions,
+    environment: str | None = None,
+    copy: bool = False,
+    overwrite: bool = False,
 ) -> Path:
     """Write the directory of one model, whole or not at all.
 
@@ -39,12 +39,13 @@ def write_model(
         options: of the model; `pair` is the pair folder as seen from here.
         environment: virtual environment that Triton is to run the model in; None takes Triton's own Python.
         copy: put a copy of the pair into the directory, so that it can be moved as a whole.
+        overwrite: replace an earlier directory.
 
     Returns:
         the directory.
 
     Raises:
-        InvalidInput: the name or the pair is not usable, or the directory exists and is not as it was written.
+        InvalidInput: the name or the pair is not usable, or the directory exists and may not be replaced.
     """
     if not name or not all(letter.isalnum() or letter in "._-" for letter in name) or name[0] in ".-":
         raise InvalidInput("model", name, "give letters, digits, dots, dashes and underscores")
@@ -56,8 +57,8 @@ def write_model(
     repository, folder = repository.absolute(), repository.absolute() / name
     if pair == folder or pair in folder.parents:
         raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
-    if folder.exists() and not _is_ours(folder):
-        problem = "exists and is not what mtad triton wrote; give another --model, or move it away"
+    if folder.exists() and not (overwrite and (folder / "1" / "model.yaml").is_file()):
+        problem = "exists; give another --model, or --overwrite for what mtad triton wrote"
         raise InvalidInput("repository", str(folder), problem)
     values = asdict(options) | {"pair": _PAIR if copy else str(pair)}
     values |= values.pop("engine")
@@ -70,7 +71,6 @@ def write_model(
         (version / "model.yaml").write_text(header + yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         if copy:
             shutil.copytree(pair, version / _PAIR)
-        (temporary / STAMP).write_bytes(_hash(temporary))
     return folder
 
 
@@ -100,20 +100,3 @@ def _block(kind: str, tensors: Iterable[TritonTensor], optional: bool) -> list[s
         for one in tensors
     ]
     return [f"{kind} [", ",\n".join(rows), "]"]
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a directory can be read and holds exactly what `write_model` put there."""
-    with contextlib.suppress(OSError, ValueError):
-        return (folder / STAMP).read_bytes() == _hash(folder)
-    return False
-
-
-def _hash(folder: Path) -> bytes:
-    whole = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != STAMP and "__pycache__" not in path.parts:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            whole.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
-    return whole.hexdigest().encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,10 @@ class TritonResponse:
 
     Args:
         echo: the prompt's text, where it is to stand before each choice.
-        arrived: `time.monotonic_ns()` when the request came.
     """
 
-    def __init__(self, settings: OutputSettings, requests: Sequence[Request], echo: str, arrived: int) -> None:
-        self._settings, self._arrived, self._requests = settings, arrived, requests
+    def __init__(self, settings: OutputSettings, requests: Sequence[Request], echo: str) -> None:
+        self._settings, self._requests = settings, requests
         self._before = [echo] * len(requests)  # what stands before a choice's next text
         self._sums = [0.0] * len(requests)
         self._types = {tensor.name: tensor.type for tensor in OUTPUTS}
@@ -78,14 +77,7 @@ class TritonResponse:
             values["output_prompt_logprobs"] = [json.dumps([s._asdict() for s in some]).encode() for some in scores]
         if self._settings.return_perf_metrics:
             values["statistics"] = [json.dumps(one.to_dict()).encode() for one in ended]
-            values["arrival_time_ns"] = [self._arrived]
-            values["first_scheduled_time_ns"] = self._at(min, [one.queue_seconds for one in ended])
-            values["first_token_time_ns"] = self._at(min, [one.first_token_seconds or 0.0 for one in ended])
-            values["last_token_time_ns"] = self._at(max, [one.total_seconds or 0.0 for one in ended])
         return values
-
-    def _at(self, choose: Callable[[list[float]], float], seconds: list[float]) -> list[int]:
-        return [self._arrived + round(choose(seconds) * 1e9)]
 
     def _array(self, name: str, value: list[Any]) -> NDArray[Any]:
         kind = self._types[name]

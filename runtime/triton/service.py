@@ -48,8 +48,7 @@ class TritonService:
 
     def submit(self, tensors: dict[str, Array], sender: TritonSender) -> None:
         """Serve a request, in the service's thread; returns at once."""
-        arrived = time.monotonic_ns()
-        self._loop.call_soon_threadsafe(self._begin, tensors, sender, arrived)
+        self._loop.call_soon_threadsafe(self._begin, tensors, sender)
 
     def refuse(self, error: BaseException, sender: TritonSender) -> None:
         self._loop.call_soon_threadsafe(sender.fail, api_error(error))
@@ -73,8 +72,8 @@ class TritonService:
             await self._watcher
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _begin(self, tensors: dict[str, Array], sender: TritonSender, arrived: int) -> None:
-        task = self._loop.create_task(self._serve(tensors, sender, arrived))
+    def _begin(self, tensors: dict[str, Array], sender: TritonSender) -> None:
+        task = self._loop.create_task(self._serve(tensors, sender))
         self._open[task] = sender
         task.add_done_callback(self._done)
 
@@ -100,7 +99,7 @@ class TritonService:
                     log.error("figures were not brought up to date", exc_info=error)
             await asyncio.sleep(max(WATCH_SECONDS, 10 * (time.monotonic() - begun)))  # 30 us a request, each time
 
-    async def _serve(self, tensors: dict[str, Array], sender: TritonSender, arrived: int) -> None:
+    async def _serve(self, tensors: dict[str, Array], sender: TritonSender) -> None:
         names: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._seconds) as limit:
@@ -108,7 +107,7 @@ class TritonService:
                 request = read(tensors, pair.defaults, pair.eos)
                 names.update(request.names)
                 stream = await self.engine.submit(request.prompt, request.params, request.settings.priority)
-                await self._answer(request, stream, sender, arrived)
+                await self._answer(request, stream, sender)
         except asyncio.CancelledError:  # the client gave up
             sender.fail(_given_up())
         except TimeoutError as error:
@@ -116,12 +115,12 @@ class TritonService:
         except Exception as error:
             sender.fail(api_error(error, names))
 
-    async def _answer(self, request: TritonRequest, stream: Stream, sender: TritonSender, arrived: int) -> None:
+    async def _answer(self, request: TritonRequest, stream: Stream, sender: TritonSender) -> None:
         """Send what the stream brings; it is cancelled if that ends early."""
         settings = request.settings
         tokenizer = self.engine.llm.pair.tokenizer
         echo = "" if settings.exclude_input_in_output else prompt_text(tokenizer, request.prompt)
-        response = TritonResponse(settings, stream.requests, echo, arrived)
+        response = TritonResponse(settings, stream.requests, echo)
         try:
             while taken := await stream.take():
                 for delta in taken:

@@ -50,7 +50,7 @@ class OutputSettings:
         return_log_probs: the target's log-probabilities.
         return_token_ids: the new tokens' ids.
         return_num_input_tokens, return_num_output_tokens: numbers of tokens.
-        return_perf_metrics: times, and all statistics as JSON.
+        return_perf_metrics: all statistics as JSON, times among them.
         priority: larger ones overtake those that wait.
         num_draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
     """
@@ -82,10 +82,6 @@ OUTPUTS = (
     TritonTensor("output_seed", "UINT64", (-1,)),
     TritonTensor("num_input_tokens", "INT32"),
     TritonTensor("num_output_tokens", "INT32", (-1,)),
-    TritonTensor("arrival_time_ns", "INT64"),
-    TritonTensor("first_scheduled_time_ns", "INT64"),
-    TritonTensor("first_token_time_ns", "INT64"),
-    TritonTensor("last_token_time_ns", "INT64"),
     TritonTensor("statistics", "STRING", (-1,)),
     TritonTensor("cum_log_probs", "FP32", (-1,)),
 )

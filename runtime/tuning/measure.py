@@ -169,7 +169,7 @@ def answer(llm: LLM, requests: Sequence[Request]) -> tuple[list[Result], float]:
     started = time.perf_counter()
     llm.loop.prompts_apart = True
     try:
-        llm.submit(*requests)
+        llm.loop.scheduler.submit(*requests)
         while any(request.finish_reason is None for request in requests):
             llm.step()
     finally:

@@ -98,5 +98,5 @@ def reading(server: Server) -> tuple[float, int]:
 
 def left_over(server: Server) -> list[str]:
     """The lines of the metrics that say that something runs, waits or holds a row of the cache."""
-    gauges = ("mtad_requests_running", "mtad_queue_length", "mtad_kv_rows_used")
+    gauges = ("mtad_requests_running", "mtad_queue_length")
     return [line for line in metrics(server).splitlines() if line.startswith(gauges) and not line.endswith(" 0.0")]

@@ -51,7 +51,7 @@ def test_more_rows_than_exported_run_together(pair_folders: Callable[[str], Path
     wide = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=11))
     prompts = [[3 + i, 9, 27] for i in range(11)]
     together = wide.generate(prompts)
-    assert wide.loop.totals.queue.count == 11
+    assert wide.loop.totals.queue.to_dict()["count"] == 11
     assert all(r.finish_reason in ("stop", "length") for r in together)
 
 

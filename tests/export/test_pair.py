@@ -19,7 +19,7 @@ from engines.folder import read_spec
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.plan import build_hash
-from mtad.errors import InvalidInput
+from mtad.errors import Failed, InvalidInput
 from runtime.pair import open_pair
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -52,7 +52,7 @@ class TestInterruption:
 
         with monkeypatch.context() as patch:
             patch.setattr("pathlib.Path.rename", fail_on_the_second)
-            with pytest.raises(type(error)):
+            with pytest.raises(Failed if isinstance(error, OSError) else type(error)):
                 export(defaults={"draft_len": 2}, overwrite=True)
         assert open_pair(exported).defaults.draft_len == "auto"
         assert export(defaults={"draft_len": 2}, overwrite=True)
@@ -107,7 +107,7 @@ class TestAgain:
         model = exported / "target" / "model.safetensors"
         before, target = model.stat().st_ino, read_spec(exported / "target")
         assert export(auxiliary=other, overwrite=True)
-        assert stages == ["checking", "0 %, target: unchanged", "0 %, auxiliary: export", "50 %, auxiliary: verify"]
+        assert stages == ["checking", "target: unchanged", "auxiliary: export", "auxiliary: verify"]
         assert (model.stat().st_ino, read_spec(model.parent)) == (before, target)
         assert [path.name for path in tmp_path.iterdir()] == ["pair"]
         open_pair(exported)
@@ -116,7 +116,7 @@ class TestAgain:
         self, export: Callable[..., bool], exported: Path, tmp_path: Path, stages: list[str]
     ) -> None:
         assert export(defaults={"draft_len": 2}, overwrite=True)
-        assert stages == ["checking", "0 %, target: unchanged", "0 %, auxiliary: unchanged"]
+        assert stages == ["checking", "target: unchanged", "auxiliary: unchanged"]
         assert open_pair(exported).defaults.draft_len == 2
 
     def test_where_links_cannot_be_made_files_are_copied(
@@ -136,12 +136,8 @@ class TestAgain:
         with pytest.raises(InvalidInput, match="target: exporter or tokenizer; auxiliary: exporter or tokenizer"):
             export()
         assert export(overwrite=True)
-        parts, named = zip(*(stage.split(" %, ") for stage in stages[1:]), strict=True)
-        assert list(named) == [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
-        done = [int(part) for part in parts]
-        assert done[0] == 0
-        assert sorted(set(done)) == done, "what is done of it grows"
-        assert done[-1] < 100
+        named = [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
+        assert stages == ["checking", *named]
 
     def test_another_place_of_the_same_checkpoint_is_up_to_date(
         self, export: Callable[..., bool], exported: Path, checkpoints: tuple[Path, Path], tmp_path: Path

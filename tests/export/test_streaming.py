@@ -149,7 +149,7 @@ class TestWeights:
         with pytest.raises(InvalidInput, match=r"x\.safetensors.*own folder"):
             stored_weights(folder, source.empty("float32"))
 
-    @pytest.mark.parametrize("kind", ["index", "older", "older index", "without its body's prefix"])
+    @pytest.mark.parametrize("kind", ["index", "without its body's prefix"])
     def test_every_kind_of_file_is_read_in_place(
         self, kind: str, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
     ) -> None:
@@ -160,18 +160,12 @@ class TestWeights:
             bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
             save_file(bare, tmp_path / "model.safetensors")
         else:
-            split = len(tensors) // 2 if "index" in kind else len(tensors)
+            split, names = len(tensors) // 2, ("1.safetensors", "2.safetensors")
             parts = [dict(list(tensors.items())[:split]), dict(list(tensors.items())[split:])]
-            base = "pytorch_model.bin" if "older" in kind else "model.safetensors"
-            names = [base] if split == len(tensors) else [f"{number}-{base}" for number in (1, 2)]
-            for name, part in zip(names, parts, strict=False):
-                if "older" in kind:
-                    torch.save(part, tmp_path / name)
-                else:
-                    save_file(part, tmp_path / name)
-            if "index" in kind:
-                places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
-                (tmp_path / f"{base}.index.json").write_text(json.dumps({"weight_map": places}))
+            for name, part in zip(names, parts, strict=True):
+                save_file(part, tmp_path / name)
+            places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
         weights = stored_weights(tmp_path, model)
         assert weights is not None
         loaded = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)

@@ -127,7 +127,7 @@ def bits(values: Tensor) -> Tensor:
 def test_logits_are_those_of_the_definitions_at_every_node(seed: int) -> None:
     rows, logits = random_rows(seed, 40), random_logits(seed, 40)
     paths, known = random_paths(seed, 40)
-    found = constrain(logits, paths, terms(rows), walls(rows))
+    found = constrain(logits.clone(), paths, terms(rows), walls(rows))
     expected = [
         [by_definition(row, node, path) for node, path in zip(nodes, of_row, strict=True)]
         for row, nodes, of_row in zip(rows, logits.tolist(), known, strict=True)
@@ -139,7 +139,7 @@ def test_logits_are_those_of_the_definitions_at_every_node(seed: int) -> None:
 def test_a_row_is_bit_equal_alone_and_in_any_batch() -> None:
     rows, logits = random_rows(7, 30), random_logits(7, 30)
     paths, _ = random_paths(7, 30)
-    together = constrain(logits, paths, terms(rows), walls(rows))
+    together = constrain(logits.clone(), paths, terms(rows), walls(rows))
     for row, one in enumerate(rows):
         at = slice(row, row + 1)
         only = terms([one])
@@ -151,7 +151,9 @@ def test_a_row_is_bit_equal_alone_and_in_any_batch() -> None:
             only.end,
             only.min_left if p.min_tokens else None,
         )
-        alone = constrain(logits[at], Paths(*(x[at] for x in paths)), only, walls([one]) if one.allowed else None)
+        alone = constrain(
+            logits[at].clone(), Paths(*(x[at] for x in paths)), only, walls([one]) if one.allowed else None
+        )
         assert torch.equal(bits(alone), bits(together[at]))
 
 
@@ -161,7 +163,7 @@ def test_a_row_that_asks_for_nothing_is_unchanged_to_the_bit() -> None:
     logits[-1, 0] = torch.tensor([0.0, -0.0, -0.0, 0.0, -0.0, -0.0, 0.0])
     logits[-1, 1] = torch.tensor([1e-45, -1e-45, 3e38, -3e38, -0.0, 1.0, -math.inf])
     paths, _ = random_paths(3, 10)
-    found = constrain(logits, paths, terms(rows), walls(rows))
+    found = constrain(logits.clone(), paths, terms(rows), walls(rows))
     assert torch.equal(bits(found[-1]), bits(logits[-1]))
     assert not torch.equal(found[:-1], logits[:-1])
 
@@ -169,10 +171,10 @@ def test_a_row_that_asks_for_nothing_is_unchanged_to_the_bit() -> None:
 def test_what_lies_in_unused_places_of_a_path_does_not_matter() -> None:
     rows, logits = random_rows(5, 30), random_logits(5, 30)
     paths, _ = random_paths(5, 30)
-    found = constrain(logits, paths, terms(rows))
+    found = constrain(logits.clone(), paths, terms(rows))
     for token in range(VOCAB):
         other = Paths(torch.where(paths.valid, paths.tokens, token), paths.valid)
-        assert torch.equal(bits(constrain(logits, other, terms(rows))), bits(found))
+        assert torch.equal(bits(constrain(logits.clone(), other, terms(rows))), bits(found))
 
 
 def test_a_nodes_path_is_its_drafted_ancestors_and_itself() -> None:

@@ -91,7 +91,7 @@ def test_a_prompt_that_was_given_up_halfway_is_scored_from_its_beginning(llm: LL
     """Its other choice takes over the list, whatever is in it by then."""
     chunked = LLM(llm.pair, RuntimeConfig(max_prefill_tokens=16))
     first, second = chunked.requests(PROMPTS[2], replace(BASE, n=2))
-    chunked.submit(first, second)
+    chunked.loop.scheduler.submit(first, second)
     chunked.step()
     assert 0 < len(first.prompt_scores) < len(first.prompt) - 1
     chunked.cancel(first)

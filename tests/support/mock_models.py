@@ -15,8 +15,9 @@ from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
 from engines.cache.columns import ColumnCache
+from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.constraints.constraint import Constraint, ConstraintFailed
+from runtime.constraints.constraint import Constraint
 from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.engine_role import EngineRole
 from runtime.decoder.host_runner import HostRunner
@@ -120,7 +121,7 @@ class Running:
     prompt: Tokens = ()
     text: list[int] = field(default_factory=list)
     done: bool = False
-    failed: ConstraintFailed | None = None
+    failed: InvalidInput | None = None
 
     def commit(self, emitted: list[int], eos: Sequence[int]) -> None:
         """What a block gives, as far as the text goes on."""
@@ -133,7 +134,7 @@ class Running:
         if self.constraint is not None:
             try:
                 self.constraint.advance(emitted)
-            except ConstraintFailed as error:
+            except InvalidInput as error:
                 self.done, self.failed = True, error
 
 

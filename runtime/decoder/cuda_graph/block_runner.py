@@ -72,23 +72,14 @@ class CudaGraphRunner:
         self.unrecorded: Counter[str] = Counter()
 
     @property
-    def records(self) -> bool:
-        """Whether blocks are captured, as far as engines and recorder go."""
-        return self._never is None
-
-    @property
-    def _never(self) -> str | None:
+    def problem(self) -> str | None:
+        """Why no block is captured, whatever its requests; None where blocks are."""
         if isinstance(self._recorder, NoRecorder):
             return "graphs are switched off"
         for engine in self._engines:
             if not engine.capturable:
                 return f"steps of {type(engine).__name__} cannot be part of a recording"
         return launches.problem()
-
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """What there are graphs for, the one used last at the end."""
-        return tuple(self._blocks)
 
     def eager_reason(self, given: BlockInput) -> str | None:
         """Why a batch's block runs on the host; None if it is captured."""
@@ -101,7 +92,7 @@ class CudaGraphRunner:
                 return f"{p.method} runs on the host"
             if p.draft_details:
                 return "details of drafts are read on the host"
-        return self._never or self._refused.get(Key.of(given, self._buckets))
+        return self.problem or self._refused.get(Key.of(given, self._buckets))
 
     def run(self, given: BlockInput) -> Block:
         """Run a block: by its graph, captured now if it is the first of its kind, or on the host."""

@@ -156,7 +156,7 @@ def test_nobody_learns_how_a_prompt_of_another_salt_began(pair_folders: Callable
 
     def run(*salts: str) -> list[int]:
         requests = [llm.requests(prompt, BASE, cache_salt=salt)[0] for salt in salts]
-        llm.submit(*requests)
+        llm.loop.scheduler.submit(*requests)
         while not llm.loop.scheduler.idle:
             llm.step()
         return [request.statistics.reused_tokens for request in requests]

@@ -15,14 +15,15 @@ import pytest
 import torch
 
 import engines.onnx.engine as module
+from engines import capture
 from engines.base import EngineSpec
 from engines.kinds import kind_of
 from engines.onnx.binding import Binding
-from engines.onnx.engine import OnnxRuntimeEngine, SessionStream, open_onnxruntime
+from engines.onnx.engine import OnnxRuntimeEngine, open_onnxruntime
 from engines.onnx.providers import check_cuda
 from engines.placement import Placement
 from mtad.errors import InvalidInput
-from tests.support.fake_onnxruntime import CPU, CUDA, Session, Stream
+from tests.support.fake_onnxruntime import CPU, CUDA, Session, Stream, ordered
 from tests.support.steps import LENGTHS, make_step, more_tokens, some_tokens
 from tests.support.tensorrt import SPEC
 
@@ -45,7 +46,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(folder: Path, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> OnnxRuntimeEngine:
     """An engine of the CUDA provider whose memory is the CPU's."""
     monkeypatch.setattr(ort, "InferenceSession", Session)
-    return OnnxRuntimeEngine(folder, spec, 1, stream=Stream())
+    monkeypatch.setattr(module, "ordered", ordered)
+    stream: Any = Stream()
+    return OnnxRuntimeEngine(folder, spec, 1, stream=stream)
 
 
 @pytest.mark.parametrize("attention", ["operator", "decomposed"])
@@ -108,7 +111,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 @pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="onnxruntime without its GPU providers")
 @pytest.mark.usefixtures("gpu")
 def test_a_provider_that_cannot_be_loaded_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SessionStream", lambda device: SimpleNamespace(device=device, handle=0))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device, cuda_stream=0))
     with pytest.raises(InvalidInput, match=r"(?s)provider = 'cuda': .*could not load it"):
         open_onnxruntime(folder, SPEC, Placement("cuda", provider="cuda"))
 
@@ -131,10 +134,9 @@ def test_a_provider_of_another_device_is_refused(provider: str, device: str) -> 
 
 def test_a_sessions_stream_is_ordered_with_the_callers_even_if_the_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Mock()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: streams.own)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams.caller)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    with suppress(ZeroDivisionError), SessionStream("cuda:0").ordered():
+    with suppress(ZeroDivisionError), capture.ordered(streams.own):
         assert streams.mock_calls == [call.own.wait_stream(streams.caller)]
         raise ZeroDivisionError
     assert streams.mock_calls[1:] == [call.caller.wait_stream(streams.own)]

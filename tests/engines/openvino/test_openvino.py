@@ -287,7 +287,7 @@ def test_kept_pages_are_shared_within_a_salt_only(llm: LLM) -> None:
     reused = []
     for salt in ("a", "a", "b"):
         (request,) = llm.requests(prompt, params, cache_salt=salt)
-        llm.submit(request)
+        llm.loop.scheduler.submit(request)
         while not llm.loop.scheduler.idle:
             llm.loop.step()
         reused.append(request.statistics.reused_tokens)

@@ -230,7 +230,7 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "engines.pytorch.attention_kernels")
     monkeypatch.delattr("engines.pytorch.attention_kernels")
-    with pytest.raises(InvalidInput, match=r"the extra gpu installs it, or give sdpa"):
+    with pytest.raises(InvalidInput, match=r"the extra gpu installs Triton, or give sdpa"):
         require("triton", torch.device("cuda"), 64)
     require("sdpa", CPU, 288)
     attention.kernels.cache_clear()

@@ -183,7 +183,7 @@ def test_a_client_that_leaves_frees_its_row(cluster: Cluster) -> None:
         connection.getresponse().read(10)
         connection.close()
         until(lambda: cluster.figure("mtad_requests_total", 'reason="cancelled",') == before + 1, STARTING)
-    until(lambda: cluster.figure("mtad_kv_rows_used") == 0, STARTING)
+    until(lambda: cluster.figure("mtad_requests_running") == 0, STARTING)
 
 
 def test_a_replica_killed_under_load_loses_no_request(demo: LLM, cluster: Cluster) -> None:

@@ -44,7 +44,7 @@ class TestInspect:
     def test_a_tuned_pair_says_so(self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path) -> None:
         pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
         values = json.loads((pair / "pair.json").read_text())
-        values |= {"defaults": {"draft_len": 3}, "tuning": {"exported_defaults": {}}}
+        values |= {"defaults": {"draft_len": 8}, "tuned": {"draft_len": 3}}
         (pair / "pair.json").write_text(json.dumps(values))
         found = json.loads(run("inspect", pair).out)
         assert (found["tuned"], found["defaults"]) == (True, {"draft_len": 3})

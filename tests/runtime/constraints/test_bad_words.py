@@ -11,13 +11,13 @@ from tokenizers import Tokenizer, models, normalizers
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.bad_words import BadWords
-from runtime.constraints.constraint import Constrainer, ConstraintFailed
+from runtime.constraints.constraint import Constrainer
 from tests.support.constrained import FREE, letters
 
 
 def test_the_prompt_is_not_a_part_of_a_bad_word() -> None:
     maker = Constrainer(letters("abcd"), 5, [0])
-    constraint = maker.constraint("x", replace(FREE, bad_words=("ab",)), (1,))
+    constraint = maker.constraint(replace(FREE, bad_words=("ab",)), (1,))
     assert constraint is not None
     assert constraint.words is not None
     assert constraint.words.last_tokens(constraint.tail) == []
@@ -46,12 +46,12 @@ def test_a_word_without_tokens_is_refused_by_name() -> None:
 
 def test_a_grammar_that_a_bad_word_leaves_no_token_fails_if_taken_and_is_harmless_in_a_draft() -> None:
     maker = Constrainer(letters("abc"), 4, [0])
-    constraint = maker.constraint("req-1", replace(FREE, regex="a(bc|a)", bad_words=("bc",)), ())
+    constraint = maker.constraint(replace(FREE, regex="a(bc|a)", bad_words=("bc",)), ())
     assert constraint is not None
     assert constraint.follower is not None
     allowed = constraint.follower.allowed
     masks = [np.unpackbits(allowed(path), bitorder="little")[:4].tolist() for path in ((), (1,), (1, 2), (1, 1))]
     assert masks == [[0, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
-    with pytest.raises(ConstraintFailed, match="no other token can follow the first 2") as failed:
+    with pytest.raises(InvalidInput, match="no other token can follow the first 2") as failed:
         constraint.advance([1, 2, 0])
     assert failed.value.field == "bad_words"

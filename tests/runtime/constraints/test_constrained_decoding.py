@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RequestFailed, Result
 from runtime.constraints import grammar
-from runtime.constraints.constraint import ConstraintFailed
 from tests.support.constrained import Asked
 from tests.support.log_probabilities import assert_log_probabilities
 
@@ -158,7 +158,7 @@ def test_a_grammar_without_a_way_on_fails_its_own_request_and_no_other(
     with pytest.raises(RequestFailed) as caught:
         Result.of(doomed)
     failed = caught.value.__cause__
-    assert isinstance(failed, ConstraintFailed)
+    assert isinstance(failed, InvalidInput)
     assert (failed.field, failed.value) == ("min_tokens", 6)
     assert Result.of(fine).token_ids == plain.generate(PROMPTS[1], BASE)[0].token_ids
     plain.loop.check_integrity()

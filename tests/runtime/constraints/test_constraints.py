@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.adjust import Constraints
-from runtime.constraints.constraint import Constrainer, ConstraintFailed
+from runtime.constraints.constraint import Constrainer
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, letters
 from tests.support.hostile import AMBIGUOUS
@@ -33,7 +33,7 @@ def constrainer(tokenizer: Tokenizer) -> Constrainer:
 
 def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> None:
     maker = Constrainer(letters("abc"), 4, [0, 3])
-    constraint = maker.constraint("x", replace(FREE, regex="ab?", frequency_penalty=0.5), ())
+    constraint = maker.constraint(replace(FREE, regex="ab?", frequency_penalty=0.5), ())
     assert constraint is not None
     batch = Constraints([constraint])
     tokens = torch.tensor([[[0, 0], [1, 0], [1, 2]]])
@@ -48,7 +48,7 @@ def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> N
 def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_draft() -> None:
     maker = Constrainer(letters("ab"), 3, [0])
     params = replace(FREE, regex="a(bz|ab)")
-    constraint = maker.constraint("req-7", params, ())
+    constraint = maker.constraint(params, ())
     assert constraint is not None
     assert constraint.follower is not None
     allowed = constraint.follower.allowed
@@ -61,18 +61,18 @@ def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_dr
     constraint.advance([1])
     assert allowed((2,))[0] == 1
     constraint.advance([1, 2, 0])
-    other = maker.constraint("req-8", params, ())
+    other = maker.constraint(params, ())
     assert other is not None
-    with pytest.raises(ConstraintFailed, match=r"no token can follow the first 2") as failed:
+    with pytest.raises(InvalidInput, match=r"no token can follow the first 2") as failed:
         other.advance([1, 2, 0])
-    assert (failed.value.name, failed.value.field) == ("req-8", "regex")
+    assert failed.value.field == "regex"
 
 
 def test_a_grammar_that_takes_long_to_follow_ends_its_request_and_no_other(constrainer: Constrainer) -> None:
     asks: list[Asked] = [{"grammar": AMBIGUOUS, "min_tokens": 190}, {"regex": "[a-c ]{60}"}]
     together, alone = (
         [
-            Running(mock_pair(seed, 300, 2.0, 0.3), params, seed, constrainer.constraint(seed, params, ()))
+            Running(mock_pair(seed, 300, 2.0, 0.3), params, seed, constrainer.constraint(params, ()))
             for seed, params in enumerate(replace(FREE, method="mmtad", **ask) for ask in asks)
         ]
         for _ in range(2)
@@ -92,25 +92,25 @@ def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
 ) -> None:
     monkeypatch.setattr("runtime.constraints.follower.MASK_SECONDS", 0.0)
     monkeypatch.setattr("runtime.constraints.follower.MASK_CREDIT_SECONDS", 1e-9)
-    constraint = constrainer.constraint("x", replace(FREE, regex="[a-c]{9}"), ())
+    constraint = constrainer.constraint(replace(FREE, regex="[a-c]{9}"), ())
     assert constraint is not None
     assert constraint.follower is not None
     free = constraint.follower.allowed(())
     ends = constraint.follower.allowed((97,))
     assert (np.unpackbits(free).sum(), np.unpackbits(ends).sum(), ends[0]) == (3, 1, 1)
-    with pytest.raises(ConstraintFailed, match="takes too long to follow"):
+    with pytest.raises(InvalidInput, match="takes too long to follow"):
         constraint.advance([97])
 
 
 def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constrainer) -> None:
-    constraint = constrainer.constraint("x", replace(FREE, regex="abc"), ())
+    constraint = constrainer.constraint(replace(FREE, regex="abc"), ())
     assert constraint is not None
-    with pytest.raises(ConstraintFailed, match="a token after the first 2 is not allowed"):
+    with pytest.raises(InvalidInput, match="a token after the first 2 is not allowed"):
         constraint.advance([65, 66, 66])
 
 
 def test_a_request_without_constraints_costs_nothing(constrainer: Constrainer) -> None:
-    assert constrainer.constraint("x", DecodingParams(stop=";", ignore_eos=True), (1, 2)) is None
+    assert constrainer.constraint(DecodingParams(stop=";", ignore_eos=True), (1, 2)) is None
     assert Constraints.of([None, None]) is None
 
 
@@ -130,8 +130,6 @@ def test_a_request_without_constraints_costs_nothing(constrainer: Constrainer) -
         ({"grammar": "start: " + "(" * 9999}, "grammar", "nested"),
         ({"regex": "", "min_tokens": 1}, "min_tokens", "only the empty text"),
         ({"logit_bias": {300: 1.0}}, "logit_bias", "from 0 to 299"),
-        ({"logit_bias": {3: -1e30}}, "logit_bias", "1e+09"),
-        ({"repetition_penalty": 1e30}, "repetition_penalty", "1e+06"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(asked: Asked, name: str, words: str, constrainer: Constrainer) -> None:

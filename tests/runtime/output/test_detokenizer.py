@@ -105,6 +105,24 @@ def test_a_stop_string_cuts_the_text_where_it_begins(
     assert reason == (None if left == text else "stop")
 
 
+def test_what_may_yet_become_a_stop_string_is_held_back_and_nothing_more(tokenizer: Tokenizer) -> None:
+    chance = random.Random(0)
+
+    def word(longest: int) -> str:
+        return "".join(chance.choices("ab", k=chance.randint(1, longest)))
+
+    for _ in range(300):
+        text, stops = word(12), tuple(word(6) for _ in range(chance.randint(1, 4)))
+        tokens = tokenizer.encode(text).ids
+        request, texts, reason = run(tokenizer, tokens, stop=stops)
+        ways = (tokenizer.decode(tokens[: count + 1]) for count in range(len(tokens)))
+        said = next((way for way in ways if any(stop in way for stop in stops)), text)
+        assert request.text == said[: min((at for stop in stops if (at := said.find(stop)) >= 0), default=len(said))]
+        if reason is None:
+            kept = (at for at in range(len(text)) if any(stop.startswith(text[at:]) for stop in stops))
+            assert texts[-1] == text[: next(kept, len(text))]
+
+
 def test_what_ends_a_text_as_the_last_allowed_token_is_a_stop(tokenizer: Tokenizer) -> None:
     for tokens, stop in ((pieces(tokenizer, "x", EOS), ()), (tokenizer.encode("xy").ids, "y")):
         request, _, reason = run(tokenizer, tokens, max_tokens=2, stop=stop)

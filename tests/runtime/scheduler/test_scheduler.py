@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +23,7 @@ def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
 
 
 class Memory:
-    """Rows of two caches that always have room, and what was done to them."""
+    """Rows of two caches that always have room, and what was done to them: a `KvCaches`, as far as it is asked."""
 
     def __init__(self) -> None:
         self.moves: list[tuple[int, int]] = []
@@ -43,7 +44,7 @@ class Memory:
 def retire(scheduler: Scheduler, request: Request) -> list[tuple[int, int]]:
     """Take a request out; which rows were copied, from and to."""
     memory = Memory()
-    scheduler.retire(request, memory)
+    scheduler.retire(request, cast(Any, memory))
     return memory.moves
 
 
@@ -263,7 +264,7 @@ def test_requests_of_several_threads_are_queued_once_each_while_others_join_and_
 
 
 def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_complete() -> None:
-    scheduler, memory = Scheduler(rows=4, capacity=256), Memory()
+    scheduler, memory = Scheduler(rows=4, capacity=256), cast(Any, Memory())
     requests = [make_request(0, prompt=11), make_request(1, prompt=21), make_request(2, prompt=31)]
     scheduler.submit(*requests)
     plan = scheduler.schedule(45, memory)
@@ -277,7 +278,7 @@ def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_c
 
 
 def test_a_prompt_whose_step_was_interrupted_is_prefilled_by_the_next() -> None:
-    scheduler, memory = Scheduler(rows=4, capacity=256), Memory()
+    scheduler, memory = Scheduler(rows=4, capacity=256), cast(Any, Memory())
     scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
     first, again = scheduler.schedule(100, memory), scheduler.schedule(100, memory)
     assert again.pieces == first.pieces
@@ -292,8 +293,8 @@ def test_requests_give_up_their_rows_until_a_block_fits_and_wait_where_they_were
 
     scheduler = Scheduler(rows=4, capacity=256)
     scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
-    scheduler.schedule(100, Memory())
-    assert ids(scheduler.make_room(Small())) == [0]
+    scheduler.schedule(100, cast(Any, Memory()))
+    assert ids(scheduler.make_room(cast(Any, Small()))) == [0]
     assert [(one.id, one.statistics.preemptions) for one in scheduler.waiting] == [(1, 1)]
 
 

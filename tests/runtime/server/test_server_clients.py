@@ -52,7 +52,7 @@ def test_values_that_ask_for_nothing_change_nothing(fields: dict[str, Any]) -> N
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"guided_json": {}, "json_schema": {}}, "guided_json"),
+        ({"structured_outputs": {"json": {}}, "json_schema": {}}, "structured_outputs.json"),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
         ({"structured_outputs": "x"}, "structured_outputs"),
     ],
@@ -69,8 +69,7 @@ def test_values_that_ask_for_something_else_are_refused_by_name(fields: dict[str
         ({"temperature": 1e-7}, {"temperature": 0.0}),
         ({"temperature": 0.0099}, {"temperature": 0.0}),
         ({"top_k": -1}, {"top_k": 0}),
-        ({"guided_regex": "[a-z]+"}, {"regex": "[a-z]+"}),
-        ({"guided_grammar": "start: /a/"}, {"grammar": "start: /a/"}),
+        ({"structured_outputs": {"regex": "[a-z]+"}}, {"regex": "[a-z]+"}),
         ({"structured_outputs": {"json": {"type": "object"}}}, {"json_schema": '{"type": "object"}'}),
         ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
     ],
@@ -116,16 +115,6 @@ def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:
     assert result.finish_reason == "stop"
     late = replace(params, stop_token_ids=(token,), min_tokens=24)
     assert len(plain.generate("SELECT", late)[0].token_ids) == 24
-
-
-def test_prompts_are_tokenized_and_cut_as_asked(server: LiveServer, plain: LLM) -> None:
-    ids = plain.tokenize("SELECT name FROM users")
-    asked = {**PROMPT, "prompt": "SELECT name FROM users", "max_tokens": 1, "return_token_ids": True}
-    _, _, answer = call(server, "POST", "/v1/completions", {**asked, "truncate_prompt_tokens": 3})
-    assert answer["choices"][0]["prompt_token_ids"] == ids[-3:]
-    _, _, answer = call(server, "POST", "/v1/completions", {**asked, "add_special_tokens": False, "request_id": "r-1"})
-    assert answer["choices"][0]["prompt_token_ids"] == plain.tokenize("SELECT name FROM users", special_tokens=False)
-    assert answer["id"] == "cmpl-r-1"
 
 
 def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServer) -> None:

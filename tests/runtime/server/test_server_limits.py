@@ -295,7 +295,7 @@ def test_a_broken_engine_asks_to_be_restarted(plain: LLM) -> None:
 
 def test_an_engine_that_prepares_itself_is_not_ready_yet(plain: LLM) -> None:
     llm, seen = LLM(plain.pair), 0
-    vars(llm)["prepare_grammars"] = lambda: until(lambda: seen == 503)
+    vars(llm.grammars)["prepare"] = lambda: until(lambda: seen == 503)
     with live(llm) as server:
         status, _, answer = call(server, "GET", "/health")
         assert (status, answer["status"]) == (503, "starting")

@@ -65,7 +65,7 @@ def test_metrics_are_the_sums_of_what_requests_report(server: LiveServer) -> Non
         "mtad_accepted_tokens_total": "accepted", "mtad_target_passes_total": "target_passes",
     }.items():  # fmt: skip
         assert now[metric] == sum(report[field] for report in reports), metric
-    assert now["mtad_block_efficiency"] == now["mtad_generated_tokens_total"] / now["mtad_target_passes_total"] > 1
+    assert now["mtad_generated_tokens_total"] > now["mtad_target_passes_total"]
     assert now["mtad_accepted_length_sum"] == now["mtad_accepted_tokens_total"] > 0
     assert sum(value for name, value in now.items() if name.startswith("mtad_requests_total")) == 8
     assert now["mtad_inter_block_seconds_count"] == pieces - 8, "every piece of a choice but its first"
@@ -90,13 +90,13 @@ def test_requests_are_counted_while_they_run_and_wait(plain: LLM) -> None:
         stream = server.client.completions.create(n=6, stream=True, **asked)
         until(lambda: server.statistics["running"] == rows)
         now = scrape(server)
-        assert now["mtad_requests_running"] == now["mtad_kv_rows_used"] == now["mtad_kv_rows"] == rows
+        assert now["mtad_requests_running"] == now["mtad_kv_rows"] == rows
         assert now["mtad_queue_length"] == 6 - rows
         until(lambda: gate.holds)
         stream.close()
         until(lambda: server.leaving == 6)
         gate.open()
-        until(lambda: scrape(server)["mtad_kv_rows_used"] == 0)
+        until(lambda: scrape(server)["mtad_requests_running"] == 0)
 
 
 def test_metrics_are_served_whatever_is_asked_for(server: LiveServer) -> None:

@@ -125,20 +125,18 @@ def test_a_wrong_option_is_named(content: str, field: str, tmp_path: Path) -> No
     assert caught.value.field == field
 
 
-def test_a_directory_is_replaced_only_as_it_was_written(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
+def test_a_directory_is_replaced_only_where_it_is_ours_and_that_is_asked(
+    tmp_path: Path, pair_folders: Callable[[str], Path]
+) -> None:
     options = TritonOptions(str(pair_folders("onnx")))
     folder = write_model(tmp_path, "mtad", options)
-    (folder / "1" / "__pycache__").mkdir()
-    (folder / "1" / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"")  # Triton ran it
-    write_model(tmp_path, "mtad", TritonOptions(options.pair, engine=RuntimeConfig(rows=2)))
-    assert read_options(folder / "1" / "model.yaml").engine.rows == 2
-    (folder / "config.pbtxt").write_text("# mine\n")
-    with pytest.raises(InvalidInput, match="not what mtad triton wrote"):
+    with pytest.raises(InvalidInput, match="--overwrite"):
         write_model(tmp_path, "mtad", options)
-    assert (folder / "config.pbtxt").read_text() == "# mine\n"
+    write_model(tmp_path, "mtad", TritonOptions(options.pair, engine=RuntimeConfig(rows=2)), overwrite=True)
+    assert read_options(folder / "1" / "model.yaml").engine.rows == 2
     (tmp_path / "theirs" / "1").mkdir(parents=True)
-    with pytest.raises(InvalidInput, match="not what mtad triton wrote"):
-        write_model(tmp_path, "theirs", options)
+    with pytest.raises(InvalidInput, match="exists"):
+        write_model(tmp_path, "theirs", options, overwrite=True)
 
 
 def test_an_interrupted_write_leaves_what_was_there(
@@ -147,10 +145,10 @@ def test_an_interrupted_write_leaves_what_was_there(
     options = TritonOptions(str(pair_folders("onnx")))
     folder = write_model(tmp_path, "mtad", options)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError("disk full")))
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError("disk full")))
     for name in ("mtad", "new"):
         with pytest.raises(Failed, match="disk full"):
-            write_model(tmp_path, name, options)
+            write_model(tmp_path, name, options, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["mtad"]
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -299,7 +297,7 @@ def test_a_request_cancelled_before_it_began_is_answered_all_the_same(plain: LLM
         client: Any = Recorder()
 
         def begin_and_cancel() -> None:
-            service._begin(LONG, client, 0)
+            service._begin(LONG, client)
             for task in service._open:
                 task.cancel()
 

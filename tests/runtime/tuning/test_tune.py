@@ -194,7 +194,8 @@ def test_tuning_lies_over_what_was_exported_and_the_next_one_replaces_it(pair: P
     assert first == DecodingParams(**{**EXPORTED, "method": "mmtad", "draft_len": 6, "temperature": 0.5})
     write_tuning(pair, {"beam_width": 2}, {"goal": "second"})
     assert open_pair(pair).defaults == DecodingParams(**EXPORTED, beam_width=2)
-    assert read_json(pair, "pair.json")["tuning"] == {"goal": "second", "exported_defaults": EXPORTED}
+    values = read_json(pair, "pair.json")
+    assert (values["defaults"], values["tuned"], values["tuning"]) == (EXPORTED, {"beam_width": 2}, {"goal": "second"})
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,15 +246,15 @@ def test_the_same_export_keeps_a_tuning_and_another_one_does_not_drop_it_silentl
         export(capacity=320)
     assert export(capacity=320, overwrite=True) is True
     assert "run mtad tune again" in caplog.text
-    assert "tuning" not in read_json(pair, "pair.json")
+    assert "tuned" not in read_json(pair, "pair.json")
 
 
-@pytest.mark.parametrize("damage", [{"tuning": 3}, {"tuning": {}}, {"tuning": {"exported_defaults": None}}])
-def test_a_damaged_tuning_is_refused_by_name(pair: Path, damage: dict[str, Any]) -> None:
-    write_json(pair / "pair.json", {**read_json(pair, "pair.json"), **damage})
+@pytest.mark.parametrize("name", ["defaults", "tuned", "costs"])
+def test_a_damaged_tuning_is_refused_by_name(pair: Path, name: str) -> None:
+    write_json(pair / "pair.json", {**read_json(pair, "pair.json"), name: 3})
     with pytest.raises(InvalidInput) as caught:
         write_tuning(pair, {}, {})
-    assert caught.value.field == "pair.json defaults"
+    assert caught.value.field == f"pair.json {name}"
 
 
 @pytest.fixture
@@ -290,9 +291,9 @@ def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothi
     assert all(base == DecodingParams(**EXPORTED, max_tokens=6) for base in bases)
     tuned = {"method": "mtad", "draft_len": 2, "beam_width": 4, "accept_threshold": 0.5, "draft_confidence": 0.0}
     values = read_json(pair, "pair.json")
-    assert values["defaults"] == {**EXPORTED, "max_tokens": 6, **tuned}
+    assert (values["defaults"], values["tuned"]) == (EXPORTED, {"max_tokens": 6, **tuned})
     report = values["tuning"]
-    assert (report["exported_defaults"], report["quality_loss"], report["prompts"]) == (EXPORTED, 0, 3)
+    assert (report["quality_loss"], report["prompts"]) == (0, 3)
     assert len(report["figures"]) == 2 + 2, "those of the search, and those that were compared"
 
 

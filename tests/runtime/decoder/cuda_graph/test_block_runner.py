@@ -131,7 +131,7 @@ def test_without_triton_and_beside_a_method_of_the_host_blocks_run_there(monkeyp
     assert device.blocks.eager_reason(input_of([captured, detailed])) == "details of drafts are read on the host"
     monkeypatch.setattr("mtad.device.launches.problem", lambda: "Triton is not installed")
     assert device.blocks.eager_reason(input_of([captured])) == "Triton is not installed"
-    assert not device.blocks.records
+    assert device.blocks.problem
 
 
 def test_constrained_blocks_run_on_the_host_on_graphs_of_steps_and_give_the_tokens_of_the_host() -> None:
@@ -155,13 +155,13 @@ def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], 
     params = DecodingParams(method="mmtad", draft_len=3, beam_width=2, seed=1, max_tokens=8, ignore_eos=True)
     device.blocks.prepare([params])
     before = device.blocks.recorded
-    assert before == (2 if device.blocks.records else 0)  # of 1 and of 3 rows
-    sizes = [key.size for key in device.blocks.keys]
+    assert before == (0 if device.blocks.problem else 2)  # of 1 and of 3 rows
+    sizes = [key.size for key in device.blocks._blocks]
     assert sizes == sorted(sizes, reverse=True)
     assert not device.target.cache.kv.any()
     device.generate([([4, 5], params), ([6], replace(params, seed=2)), ([9] * 70, params)], random.Random(2))
     assert device.blocks.recorded == before
-    assert bool(device.blocks.unrecorded) != device.blocks.records
+    assert bool(device.blocks.unrecorded) == bool(device.blocks.problem)
 
 
 @pytest.mark.slow
