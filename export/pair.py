@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,6 +58,7 @@ def export_pair(
     new = [model.name for model, spec, _ in plan.engines if engine_differs(folder / model.name, spec)]
     if new:  # of a plan nothing is left to measure: those with 8-bit products are made together
         new += [model.name for model, spec, _ in plan.engines if spec.precision in STATIC]
+    progress = _counted(progress, plan, new)
     with write_folder(folder) as pair:
         work = pair / "work"
         work.mkdir()
@@ -86,6 +87,22 @@ def export_pair(
             write_reports(work, pair, plan, plan.calibration)
         shutil.rmtree(work)
     return True
+
+
+def _counted(progress: Callable[[str], None], plan: PairPlan, new: Collection[str]) -> Callable[[str], None]:
+    """`progress`, told beside each stage how much was done before it: an engine's stages count as its weights do."""
+    sizes = {model.name: model.size for model, _, _ in plan.engines}
+    total = 2 * sum(sizes.values()) if plan.quantized and new else 0
+    total += sum(sizes[m.name] * (2 + (s.plan is not None)) for m, s, _ in plan.engines if m.name in new)
+    begun: list[int] = []
+
+    def counted(stage: str) -> None:
+        done = 100 * sum(begun) // max(total, 1)
+        name, _, action = stage.partition(": ")
+        begun.append(sizes.get(name, 0) if action != "unchanged" else 0)
+        progress(f"{done} %, {stage}")
+
+    return counted
 
 
 def _link(source: str, to: str) -> None:

@@ -87,6 +87,12 @@ class Checkpoint:
         return self.file is None and self.adapter is None and self.packing is None
 
     @property
+    def size(self) -> int:
+        """Bytes of its weights, as they are stored."""
+        kinds = [self.file] if self.file else WEIGHTS
+        return next(filter(None, (sum(file.stat().st_size for file in self.folder.glob(kind)) for kind in kinds)), 0)
+
+    @property
     def positions(self) -> int | None:
         """Longest sequence one engine may hold, in tokens; None if the model sets no limit.
 

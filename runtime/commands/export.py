@@ -84,7 +84,7 @@ def main() -> None:
     began = time.monotonic()
     written = export_pair(options.pair, asked, options.overwrite, print_stage)
     if FORMATS[asked.format].stored != "plan" and "costs" not in read_json(options.pair, "pair.json"):
-        print_stage("measuring what drafts cost")
+        print_stage("100 %, measuring what drafts cost")
         try:
             store_costs(options.pair)
         except (InvalidInput, OSError) as error:  # it does not run here, or its folder cannot be written

@@ -107,7 +107,7 @@ class TestAgain:
         model = exported / "target" / "model.safetensors"
         before, target = model.stat().st_ino, read_spec(exported / "target")
         assert export(auxiliary=other, overwrite=True)
-        assert stages == ["checking", "target: unchanged", "auxiliary: export", "auxiliary: verify"]
+        assert stages == ["checking", "0 %, target: unchanged", "0 %, auxiliary: export", "50 %, auxiliary: verify"]
         assert (model.stat().st_ino, read_spec(model.parent)) == (before, target)
         assert [path.name for path in tmp_path.iterdir()] == ["pair"]
         open_pair(exported)
@@ -116,7 +116,7 @@ class TestAgain:
         self, export: Callable[..., bool], exported: Path, tmp_path: Path, stages: list[str]
     ) -> None:
         assert export(defaults={"draft_len": 2}, overwrite=True)
-        assert stages == ["checking", "target: unchanged", "auxiliary: unchanged"]
+        assert stages == ["checking", "0 %, target: unchanged", "0 %, auxiliary: unchanged"]
         assert open_pair(exported).defaults.draft_len == 2
 
     def test_where_links_cannot_be_made_files_are_copied(
@@ -136,8 +136,12 @@ class TestAgain:
         with pytest.raises(InvalidInput, match="target: exporter or tokenizer; auxiliary: exporter or tokenizer"):
             export()
         assert export(overwrite=True)
-        named = [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
-        assert stages == ["checking", *named]
+        parts, named = zip(*(stage.split(" %, ") for stage in stages[1:]), strict=True)
+        assert list(named) == [f"{name}: {step}" for name in ("target", "auxiliary") for step in ("export", "verify")]
+        done = [int(part) for part in parts]
+        assert done[0] == 0
+        assert sorted(set(done)) == done, "what is done of it grows"
+        assert done[-1] < 100
 
     def test_another_place_of_the_same_checkpoint_is_up_to_date(
         self, export: Callable[..., bool], exported: Path, checkpoints: tuple[Path, Path], tmp_path: Path
