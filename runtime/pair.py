@@ -16,7 +16,7 @@ from engines.folder import open_engine, read_json, read_spec, vocabulary_hash, w
 from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
 from mtad.errors import InvalidInput, refused_as
-from mtad.params import DecodingParams
+from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig, check_least
 from runtime.fastest import choose_provider, fastest_placement
 from runtime.speculation.planner import DraftCosts
@@ -85,6 +85,14 @@ class Pair:
         if params.draft is not None:
             raise InvalidInput("draft", params.draft, "the pair has no auxiliary; give lookup, or leave it out")
         return replace(params, draft="lookup")
+
+    @property
+    def law(self) -> str:
+        """What a request gets that asks for nothing else; for people."""
+        own = self.defaults
+        bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
+        sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
+        return f"default: {own.method} ({'lossless' if own.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:
@@ -161,6 +169,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         costs=costs,
         runs_on=runs_on,
     )
+    log.info("%s", pair.law)
     if config.memory is not None and paged:
         pages = pair.memory(config, keep).within(config.memory).pages
         for one in (engine, drafter):
