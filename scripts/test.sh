@@ -6,12 +6,12 @@ set -euo pipefail
 extra=dev says="4 GB, with a GPU's driver 3 GB more, which takes some minutes: what scripts/quickstart.sh installs, tools and libraries of all tests
 (Ray, TensorRT-RTX, Triton, OpenVINO, Model Optimizer, playwright) and, as root, Debian's chromium and bubblewrap"
 source "$(dirname "$0")/environment.sh"
-# the rules, on the core that mypy leaves free: else all processes of the tests would wait for the one that compiles them
-python -c 'from runtime.decoder.host_runner import compile_rules; compile_rules()' &
+# beside mypy, which leaves a core free: the rules, and what Python compiles of all libraries, for which the tests would wait
+{ python -c 'from runtime.decoder.host_runner import compile_rules; compile_rules()'; python -m pytest --collect-only > /dev/null; } &
 ruff check .
 ruff format --check .
 mypy
-wait $!
+wait
 if [ "${1:-}" = --fast ]; then
     set -- -m "not slow" "${@:2}"
 fi

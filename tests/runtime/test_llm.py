@@ -77,16 +77,6 @@ def alone(llm: LLM) -> list[tuple[str, DecodingParams, Result]]:
     return [(prompt, params, llm.generate(prompt, params)[0]) for prompt, params in requests]
 
 
-def test_a_requests_tokens_do_not_depend_on_the_batch(
-    llm: LLM, alone: list[tuple[str, DecodingParams, Result]]
-) -> None:
-    together = llm.generate([prompt for prompt, _, _ in alone], [params for _, params, _ in alone])
-    assert [r.token_ids for r in together] == [result.token_ids for _, _, result in alone]
-    tolerance = 0.0 if llm.pair.target.spec.format == "onnx" else 1e-5
-    for result, (_, _, expected) in zip(together, alone, strict=True):
-        assert result.logprobs == pytest.approx(expected.logprobs, abs=tolerance, rel=0)
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
     llm: LLM, alone: list[tuple[str, DecodingParams, Result]], seed: int
@@ -103,8 +93,11 @@ def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
         llm.loop.check_integrity()
     assert {request.id for request in finished} == {request.id for request in added.values()}
     assert len(finished) == len(alone)
+    tolerance = 0.0 if llm.pair.target.spec.format == "onnx" else 1e-5
     for index, request in added.items():
-        assert Result.of(request).token_ids == alone[index][2].token_ids
+        found, expected = Result.of(request), alone[index][2]
+        assert found.token_ids == expected.token_ids
+        assert found.logprobs == pytest.approx(expected.logprobs, abs=tolerance, rel=0)
 
 
 def test_a_draft_stops_where_the_auxiliary_is_unsure(llm: LLM) -> None:
@@ -137,11 +130,6 @@ def test_a_forked_child_is_told_that_it_has_no_engine(llm: LLM) -> None:
                 os._exit(0 if "forked" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_step_without_requests_does_nothing(llm: LLM) -> None:
-    assert llm.step() == []
-    assert llm.generate([]) == []
 
 
 @every_method
