@@ -183,7 +183,6 @@ def run_test(test: str, folder: Path) -> None:
             **os.environ,
             "PYTHONPATH": str(folder),
             "NUMBA_CACHE_DIR": str(folder),
-            "NUMBA_OPT": "0",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
         capture_output=True,
