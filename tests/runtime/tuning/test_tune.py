@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.folder import read_json
+from engines.folder import read_json, write_json
 from engines.prompts import Example
 from export.options import ExportOptions
 from export.pair import export_pair
@@ -22,7 +23,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime import LLM, RuntimeConfig
-from runtime.pair import write_tuning
+from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tuning
 from runtime.tuning.measure import FIGURES, Point, Texts, law_change, measure, with_error
 from tests.support.checkpoints import TEXT
@@ -187,6 +188,46 @@ def test_the_error_of_a_mean_over_prompts_is_its_standard_error() -> None:
     assert with_error(FIGURES["accuracy"], one, one) == pytest.approx((0.6, right.std(ddof=1) / math.sqrt(5)))
 
 
+def test_tuning_lies_over_what_was_exported_and_the_next_one_replaces_it(pair: Path) -> None:
+    write_tuning(pair, {"method": "mmtad", "draft_len": 6, "temperature": 0.5}, {"goal": "first"})
+    first = open_pair(pair).defaults
+    assert first == DecodingParams(**{**EXPORTED, "method": "mmtad", "draft_len": 6, "temperature": 0.5})
+    write_tuning(pair, {"beam_width": 2}, {"goal": "second"})
+    assert open_pair(pair).defaults == DecodingParams(**EXPORTED, beam_width=2)
+    assert read_json(pair, "pair.json")["tuning"] == {"goal": "second", "exported_defaults": EXPORTED}
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, files = (pair / "pair.json").read_bytes(), sorted(pair.iterdir())
+    with pytest.raises(InvalidInput, match="gamma"):
+        write_tuning(pair, {"gamma": 3}, {})
+    with pytest.raises(ValueError, match="JSON"):
+        write_tuning(pair, {"beam_width": 2}, {"speed": math.nan})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InvalidInput, match="No space"):
+        write_tuning(pair, {"beam_width": 2}, {})
+    assert (pair / "pair.json").read_bytes() == before
+    assert sorted(pair.iterdir()) == files
+
+
+def test_a_reader_never_sees_half_a_file(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = pair / "pair.json", []
+    real = os.fsync
+
+    def look(descriptor: int) -> None:
+        seen.append(json.loads(path.read_text()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_json(path, {"defaults": {}})
+    assert "vocabulary_hash" in seen[0], "while the new one is written, the old one is there"
+    assert json.loads(path.read_text()) == {"version": 1, "defaults": {}}
+
+
 def test_the_same_export_keeps_a_tuning_and_another_one_does_not_drop_it_silently(
     pair: Path, checkpoints: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +246,14 @@ def test_the_same_export_keeps_a_tuning_and_another_one_does_not_drop_it_silentl
     assert export(capacity=320, overwrite=True) is True
     assert "run mtad tune again" in caplog.text
     assert "tuning" not in read_json(pair, "pair.json")
+
+
+@pytest.mark.parametrize("damage", [{"tuning": 3}, {"tuning": {}}, {"tuning": {"exported_defaults": None}}])
+def test_a_damaged_tuning_is_refused_by_name(pair: Path, damage: dict[str, Any]) -> None:
+    write_json(pair / "pair.json", {**read_json(pair, "pair.json"), **damage})
+    with pytest.raises(InvalidInput) as caught:
+        write_tuning(pair, {}, {})
+    assert caught.value.field == "pair.json defaults"
 
 
 @pytest.fixture
