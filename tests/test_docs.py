@@ -183,6 +183,7 @@ def run_test(test: str, folder: Path) -> None:
             **os.environ,
             "PYTHONPATH": str(folder),
             "NUMBA_CACHE_DIR": str(folder),
+            "NUMBA_OPT": "0",  # which is compiled sooner, and is not kept: nothing would read it again
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
         capture_output=True,
