@@ -9,7 +9,7 @@ folder=build/pinned
 rm -rf "$folder"
 "${PYTHON:-python3}" -m venv "$folder"
 install=("$folder/bin/python" -m pip install --quiet --disable-pip-version-check)
-tests=(tests/scripts/test_resolutions.py tests/mtad tests/engines/test_{engines,memory,prefix_cache}.py tests/export/test_{export,families}.py
+tests=(tests/scripts/test_resolutions.py tests/mtad tests/engines/{cache,test_engines.py,test_memory.py} tests/export/test_{export,families}.py
     tests/export/tensorrt_llm tests/runtime/test_{llm,schedules,async_llm}.py
     tests/runtime/{constraints,speculation,tuning,tensorrt_llm})
 torch=torch==2.9.1 constraints=constraints-tensorrt-llm.txt

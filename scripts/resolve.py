@@ -1,25 +1,19 @@
-"""Resolves the extras on PyPI by uv 0.13, and records what each package found requires there (`scripts/resolutions/`).
+"""Resolves the extras on PyPI by uv 0.13, and records the versions that it found (`scripts/resolutions/`).
 
-Run by hand where pyproject.toml changes: `python -m scripts.resolve`, with uv and msgpack installed; a test checks that
-what was recorded fits. What a package requires is read from uv's cache. TensorRT's own libraries are on NVIDIA's index
-only; wheels with the requirements of their source distributions stand in for them.
+Run by hand where pyproject.toml changes: `python -m scripts.resolve`, with uv installed; a test checks that what was
+recorded fits. TensorRT's own libraries are on NVIDIA's index only; wheels with the requirements of their source
+distributions stand in for them.
 """
 
 from __future__ import annotations
 
-import re
 import subprocess
 import tempfile
 import tomllib
 import zipfile
-from collections import defaultdict
-from collections.abc import Collection, Iterable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from scripts.paths import ROOT
 
@@ -43,46 +37,23 @@ def environment_of(python: str, machine: str) -> dict[str, str]:
     return {**system, **versions, "implementation_name": "cpython", "platform_python_implementation": "CPython"}
 
 
-def active(
-    requirements: Iterable[Requirement], environment: dict[str, str], extras: Collection[str] = ()
-) -> list[Requirement]:
-    """Those that count in an environment, with these extras of what requires them."""
-    found = [{**environment, "extra": extra} for extra in ("", *extras)]
-    return [one for one in requirements if one.marker is None or any(map(one.marker.evaluate, found))]
-
-
 def required(name: str) -> list[Requirement]:
     """What this package requires in an environment, with its extras."""
     python, machine, extras = ENVIRONMENTS[name]
+    environment = {**environment_of(python, machine), "extra": ""}
     asked, seen, todo = list(PROJECT["dependencies"]), set[str](), list(extras)
     while todo:
         if (extra := todo.pop()) not in seen:
             seen.add(extra)
             asked += EXTRAS[extra]
             todo += [own for line in EXTRAS[extra] if (r := Requirement(line)).name == "mtad" for own in r.extras]
-    return [r for r in active(map(Requirement, asked), environment_of(python, machine)) if r.name != "mtad"]
+    found = [r for r in map(Requirement, asked) if r.marker is None or r.marker.evaluate(environment)]
+    return [r for r in found if r.name != "mtad"]
 
 
-CACHE = Path.home() / ".cache" / "uv"
 PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_34"}
 LIBRARIES = {"10.14.1.48.post1": "Requires-Dist: cuda-toolkit[cudart]<14,>=13\n", "11.4.0.106": ""}
 """Versions of `tensorrt-cu13-libs`, and what each requires."""
-
-
-def requirements(name: str, version: str, machine: str) -> list[Requirement]:
-    """What one package requires, by uv's cache."""
-    msgpack: Any = import_module("msgpack")
-    found = [LIBRARIES[version].removeprefix("Requires-Dist: ").strip()] if name == "tensorrt-cu13-libs" else None
-    for file in sorted(CACHE.glob(f"wheels-*/pypi/{name}/*.msgpack")):
-        unpacker = msgpack.Unpacker(strict_map_key=False)
-        unpacker.feed(file.read_bytes())
-        metadata: Any = unpacker.unpack()
-        if isinstance(metadata, list) and metadata[1] == version and (found is None or machine in file.name):
-            found = metadata[2]
-    for file in CACHE.glob(f"sdists-*/pypi/{name}/{version}/*/src/PKG-INFO") if found is None else ():
-        found = re.findall(r"^Requires-Dist: (.*)$", file.read_text(), re.MULTILINE)
-    assert found is not None, name
-    return [Requirement(line) for line in found if line]
 
 
 def main() -> None:
@@ -99,22 +70,7 @@ def main() -> None:
             command += ["--find-links", temporary, "--python-version", python, "--python-platform", PLATFORMS[machine]]
             command += [word for extra in extras for word in ("--extra", extra)]
             compiled = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-            pins = dict(line.split("==") for line in compiled.splitlines())
-            given = {one: requirements(one, pins[one], machine) for one in pins}
-            asked = defaultdict[str, set[str]](set)
-            new = required(name)
-            for _ in range(5):  # a package that is asked for with an extra may ask for another with one
-                for own in new:
-                    asked[canonicalize_name(own.name)] |= own.extras
-                new = [own for one in pins for own in active(given[one], environment_of(python, machine), asked[one])]
-            lines = []
-            for one, version in sorted(pins.items()):
-                needs_of = active(given[one], environment_of(python, machine), asked[one])
-                known = {
-                    f"{canonicalize_name(r.name)}{r.specifier}" for r in needs_of if canonicalize_name(r.name) in pins
-                }
-                lines.append(" ".join([f"{one}=={version}", *sorted(known)]))
-            (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
+            (FOLDER / f"{name}.txt").write_text(compiled)
 
 
 if __name__ == "__main__":

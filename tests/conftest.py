@@ -40,10 +40,11 @@ SLOW_FIXTURES = {"demo_pair", "family_engine", "target_graphs"}
 
 
 LONGEST = (
-    *("test_cluster.py", "test_tensorrt.py", "test_parallel.py", "test_families.py", "test_architectures.py"),
-    *("test_bench.py", "test_model_optimizer.py", "test_llm.py", "test_attention.py", "test_block_runner.py"),
-    *("test_real_models.py", "test_soak.py", "test_gpu_check.py", "test_evaluation.py", "test_triton.py"),
-    *("test_server_page.py", "test_install.py", "test_demo_pair.py", "test_block.py", "test_demo_training.py"),
+    *("test_cluster.py", "test_tensorrt.py", "test_install.py", "test_parallel.py", "test_families.py"),
+    *("test_attention.py", "test_architectures.py", "test_model_optimizer.py", "test_server_command.py", "test_llm.py"),
+    *("test_block_runner.py", "test_gpu_check.py", "test_triton.py", "test_bench.py", "test_soak.py"),
+    *("test_real_models.py", "test_docs.py", "test_silence.py", "test_recorded_llm.py", "test_checkpoints.py"),
+    *("test_server_page.py", "test_demo_pair.py", "test_clients.py", "test_server_strangers.py"),
 )
 """Files that take more than a quarter of a minute, or wait for processes of their own; the longest first."""
 

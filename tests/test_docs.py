@@ -38,27 +38,18 @@ DOCS = ROOT / "docs"
 ROOMS = "docs|engines|export|mtad|runtime|scripts|tests"
 
 
-def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=config.parent, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    ran = build(ROOT / "mkdocs.yml", tmp_path / "site")
-    assert ran.returncode == 0, ran.stderr
-    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in (tmp_path / "site").glob("*.html")}
-
-
-def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+def test_the_site_builds_strictly_and_a_dead_link_would_be_noticed(tmp_path: Path) -> None:
+    """What is noticed is a warning, which ends a strict build."""
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     shutil.copytree(DOCS, tmp_path / "docs")
     with (tmp_path / "docs" / "index.md").open("a") as index:
         index.write("\n[page](nowhere.md) [place](methods.md#no-such-place)\n")
-    ran = build(tmp_path / "mkdocs.yml", tmp_path / "site")
-    assert ran.returncode != 0
-    assert "nowhere.md" in ran.stderr
-    assert "#no-such-place" in ran.stderr
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    said = [line for line in ran.stderr.splitlines() if line.startswith("WARNING")]
+    assert ["nowhere.md" in said[0], "#no-such-place" in said[1], len(said), ran.returncode] == [True, True, 2, 1], said
+    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in (tmp_path / "site").glob("*.html")}
 
 
 def test_the_readme_is_one_page() -> None:
@@ -186,7 +177,7 @@ def run_test(test: str, folder: Path) -> None:
             **os.environ,
             "PYTHONPATH": str(folder),
             "NUMBA_CACHE_DIR": str(folder),
-            "NUMBA_OPT": "0",
+            "NUMBA_OPT": "0",  # which is compiled sooner, and is not kept: nothing would read it again
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
         capture_output=True,

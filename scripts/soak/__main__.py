@@ -53,7 +53,7 @@ SERVER = (
 )
 
 
-async def soak(server: Server, requests: int, quiet: float, attacked: float, plot: Path) -> dict[str, Any]:
+async def soak(server: Server, requests: int, quiet: float, attacked: float) -> dict[str, Any]:
     """Keep a server busy with so many requests for so many seconds alone and beside attacks; what was seen."""
     from openai import AsyncOpenAI
     from tqdm import tqdm
@@ -96,7 +96,6 @@ async def soak(server: Server, requests: int, quiet: float, attacked: float, plo
         waited = {"gap": longest(seen["beside attacks"].gaps), "health": longest(health["beside attacks"].seconds)}
         given = Counter(str(status) for *_, statuses in mine for status in statuses)
         attacks[name] = {"given": given, "allowed": answers, **waited}
-    draw(seen, readings, plot)
     return {
         "streams": {
             name: {
@@ -170,25 +169,6 @@ def tables(figures: dict[str, Any]) -> dict[str, Rows]:
     return {"soak": rows, "attacks": attacks, "memory": after}
 
 
-def draw(seen: dict[str, Seen], readings: dict[str, list[tuple[float, float, int]]], path: Path) -> None:
-    """Gaps, memory over time and open files over time, alone and beside attacks."""
-    from matplotlib.figure import Figure
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(15, 4), layout="constrained")
-    gaps, memory, files = figure.subplots(1, 3)
-    for name, one in seen.items():
-        gaps.ecdf([1000 * gap for _, gap in one.gaps], complementary=True, label=name)
-        seconds, mib, opened = zip(*readings[name], strict=True)
-        memory.plot(seconds, mib)
-        files.plot(seconds, opened)
-    gaps.set(xlabel="gap in a control stream, ms", ylabel="share of gaps that are longer", yscale="log")
-    gaps.legend()
-    memory.set(xlabel="seconds", ylabel="resident memory, MiB", ylim=(0, None))
-    files.set(xlabel="seconds", ylabel="open files", ylim=(0, None))
-    figure.savefig(path, dpi=130)
-
-
 @command
 def main() -> None:
     parser = Parser(prog="scripts.soak", description="A server under attack: do its other clients notice?")
@@ -218,7 +198,7 @@ def main() -> None:
         if options.proxy:
             port = stack.enter_context(proxied(int(server.url.rpartition(":")[2]), folder))
             server = replace(server, url=f"http://127.0.0.1:{port}")
-        figures = asyncio.run(soak(server, count, quiet, attacked, path.with_suffix(".png")))
+        figures = asyncio.run(soak(server, count, quiet, attacked))
     save(path, "scripts.soak.__main__", figures)
     print(*(table(rows) for rows in tables(figures).values()), sep="\n\n")
     print(*(problems(figures) or ["All of it holds."]), sep="\n")

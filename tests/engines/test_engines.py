@@ -15,7 +15,6 @@ from engines.base import DTYPES, Engine, mask_length
 from engines.cache.columns import column_mover
 from engines.folder import open_engine
 from export.verification.verify import TOLERANCE, expect, verify
-from mtad.errors import VerificationFailed
 from tests.support.steps import LENGTHS, change, columns_of, make_step, more_tokens, some_tokens
 
 
@@ -45,14 +44,6 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
 ) -> None:
     assert verify(opened, expect(reference, opened.spec)) <= TOLERANCE["float32"]
     assert not opened.cache.kv.any(), "verification leaves a clean cache"
-
-
-def test_verification_notices_logits_that_are_not_numbers(opened: Engine, checkpoints: tuple[Path, Path]) -> None:
-    model = LlamaForCausalLM.from_pretrained(checkpoints[0], dtype=torch.float32).eval()
-    with torch.no_grad():
-        model.lm_head.weight[7, 0] = torch.nan
-    with pytest.raises(VerificationFailed, match="nan"):
-        verify(opened, expect(model, opened.spec))
 
 
 def test_a_step_writes_its_columns_in_place_and_nothing_else(engine: Engine) -> None:

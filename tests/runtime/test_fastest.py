@@ -1,10 +1,12 @@
-"""Where a provider is not named, a machine times both for an engine once, and goes by it from then on."""
+"""Where a provider is not named: what the CPU and the models say, or a machine times both for an engine once."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +70,44 @@ def test_auto_times_both_for_a_quantized_target_and_for_nothing_else(
         assert choose_provider(placement, {Path("target"): own})[0].provider == "openvino"
     assert choose_provider(Placement(), {Path("target"): spec, Path("auxiliary"): target})[0].provider == "cpu"
     assert len(timed) == 2
+
+
+@pytest.fixture
+def provider_of(
+    pair_folders: Callable[[str], Path],
+    exact_engines: Callable[..., tuple[Placement, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., tuple[str, str]]:
+    """What provider `auto` is for the pair's engines, changed like this, on a device; and why."""
+
+    def choose(device: str = "cpu", kv_cache: str | None = None, **changes: Any) -> tuple[str, str]:
+        monkeypatch.setattr("engines.placement._resolve_device", lambda device: device)  # no GPU is looked for
+        placement = Placement(device, kv_cache=kv_cache)
+        folder = pair_folders("onnx")
+        engines = {folder / name: replace(read_spec(folder / name), **changes) for name in ("target", "auxiliary")}
+        chosen, why = exact_engines(placement, engines)
+        return str(chosen.provider), why
+
+    return choose
+
+
+def test_auto_is_openvino_on_cpus_with_bfloat16_where_it_knows_the_models_else_onnx_runtime_and_says_why(
+    provider_of: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: False)
+    provider, why = provider_of()
+    assert (provider, "bfloat16" in why) == ("cpu", True)
+    assert provider_of(kv_cache="u8")[0] == provider_of(precision="int4")[0] == "openvino"
+    monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: True)
+    assert provider_of()[0] == "openvino"
+    assert provider_of("cuda:0") == ("cuda", "--provider auto is cuda on cuda:0")
+    assert provider_of(format="torch") == ("None", "")
+    provider, why = provider_of(attention="decomposed")
+    assert (provider, "its attention is decomposed" in why) == ("cpu", True)
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.machine", lambda: "aarch64")
+        provider, why = provider_of()
+    assert (provider, "aarch64" in why) == ("cpu", True)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    provider, why = provider_of()
+    assert (provider, "extra openvino" in why) == ("cpu", True)

@@ -22,7 +22,6 @@ from scripts.bench.peers import catalog
 from scripts.bench.peers.compare import perplexity, scores
 from scripts.bench.peers.report import tables
 from scripts.bench.peers.worker import Worker
-from scripts.clients.served import BUILD
 
 
 @pytest.fixture
@@ -74,16 +73,6 @@ def test_overhead_is_a_part_of_a_block(run: Callable[..., Any], pair_folders: Ca
     assert heading[1:] == ["1 row, prompts of 100", "8 rows, prompts of 100"]
     assert [row[0] for row in rows] == ["sample", "mtad"]
     assert all(0 < int(cell.partition("%")[0]) < 100 for row in rows for cell in row[1:])
-
-
-@pytest.mark.skipif(
-    not (BUILD / "guidellm" / "installed.txt").is_file(), reason="optional: scripts.clients installs it"
-)
-def test_guidellm_measures_the_server(run: Callable[..., Any], demo_pair: Path) -> None:
-    heading, *rows = run("server", "--pair", str(demo_pair))["server"]
-    assert heading[:4] == ["in flight", "tokens/s", "answers", "errors"]
-    assert [row[0] for row in rows] == ["1", "4"]
-    assert all(int(row[2]) > 0 and row[3] == "0" for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from runtime import LLM
 from scripts.clients import __main__ as clients
+from scripts.clients.served import MODEL, Server
+from tests.support.live_server import live
+from tests.support.waiting import own
 
 
 @pytest.mark.slow
 def test_a_client_gets_what_it_must_and_the_results_say_so(
-    demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    demo: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    @contextmanager
+    def served(*_: object) -> Iterator[Server]:
+        with live(own(demo), model=MODEL) as server:
+            yield Server(server.url, os.getpid())
+
+    monkeypatch.setattr(clients, "served", served)
     monkeypatch.setattr(clients, "environment", lambda name: Path(sys.executable))
     monkeypatch.setattr(clients, "BUILD", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["clients", "openai", "--pair", str(demo_pair), "--results", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["clients", "openai", "--results", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         clients.main()
     assert ended.value.code == 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
+from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from scripts.real_models import __main__ as real_models
 from scripts.real_models import benchmarks, systems
@@ -27,7 +29,15 @@ def write(folder: Path, name: str, *lines: object) -> None:
 
 
 @pytest.mark.slow
-def test_the_quick_run_has_the_schema_and_names_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_run_has_the_schema_and_names_every_method(
+    demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exported(folder: Path, asked: ExportOptions, **_: Any) -> None:
+        assert (asked.rows, asked.format, asked.precision) == (4, "onnx", "float32")
+        folder.parent.mkdir(parents=True)
+        folder.symlink_to(demo_pair)
+
+    monkeypatch.setattr("export.pair.export_pair", exported)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(real_models, "ROOT", tmp_path)
     command = ["real_models", "--pairs", "demo", "--quick", "--results", str(tmp_path)]

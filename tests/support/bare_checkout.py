@@ -13,7 +13,6 @@ MISSING = (
     *("accelerate", "grpc", "httptools", "llguidance", "matplotlib", "modelopt", "onnx", "onnx_ir", "onnxruntime"),
     *("onnxscript", "openai", "opentelemetry", "pandas", "polygraphy", "prometheus_client", "pydantic", "pynvml"),
     *("ray", "scipy", "sklearn", "starlette", "tensorrt", "tensorrt_llm", "tensorrt_rtx", "tritonclient", "uvicorn"),
-    "zeus",
 )
 """Modules that cannot be imported."""
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import onnx
@@ -322,48 +321,6 @@ def test_bfloat16_is_refused_by_name_where_the_cpu_has_none(
     monkeypatch.setattr(openvino_engine, "computes_bfloat16", lambda: False)
     with pytest.raises(InvalidInput, match=f"{field} = 'bfloat16': this CPU has no instructions for it"):
         open_engine(folder / "target", placement)
-
-
-@pytest.fixture
-def provider_of(
-    folder: Path, exact_engines: Callable[..., tuple[Placement, str]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[str, str]]:
-    """What provider `auto` is for the pair's engines, changed like this, on a device; and why."""
-
-    def choose(device: str = "cpu", kv_cache: str | None = None, **changes: Any) -> tuple[str, str]:
-        monkeypatch.setattr("engines.placement._resolve_device", lambda device: device)  # no GPU is looked for
-        placement = Placement(device, kv_cache=kv_cache)
-        engines = {folder / name: replace(read_spec(folder / name), **changes) for name in ("target", "auxiliary")}
-        chosen, why = exact_engines(placement, engines)
-        return str(chosen.provider), why
-
-    return choose
-
-
-def test_auto_is_openvino_on_cpus_with_bfloat16_where_it_knows_the_models_else_onnx_runtime_and_says_why(
-    provider_of: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: False)
-    provider, why = provider_of()
-    assert (provider, "bfloat16" in why) == ("cpu", True)
-    assert provider_of(kv_cache="u8")[0] == provider_of(precision="int4")[0] == "openvino"
-    monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: True)
-    assert provider_of()[0] == "openvino"
-    assert provider_of("cuda:0") == ("cuda", "--provider auto is cuda on cuda:0")
-    assert provider_of(format="torch") == ("None", "")
-    provider, why = provider_of(attention="decomposed")
-    assert (provider, "its attention is decomposed" in why) == ("cpu", True)
-    with monkeypatch.context() as patch:
-        patch.setattr("platform.machine", lambda: "aarch64")
-        provider, why = provider_of()
-    assert (provider, "aarch64" in why) == ("cpu", True)
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    provider, why = provider_of()
-    assert (provider, "extra openvino" in why) == ("cpu", True)
-
-
-def test_a_provider_that_was_asked_for_is_not_chosen_again(exact_engines: Callable[..., tuple[Placement, str]]) -> None:
-    assert exact_engines(Placement(provider="cpu"), {}) == (Placement(provider="cpu"), "")
 
 
 def test_a_missing_library_is_named_with_its_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from engines.folder import read_spec
-from engines.kinds import STATIC
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
@@ -193,7 +192,3 @@ def test_an_export_that_ends_while_it_quantises_leaves_nothing(
     with pytest.raises(type(error) if isinstance(error, InvalidInput) else error):
         export(tmp_path / "pair", checkpoints, calibration)
     assert not list(tmp_path.iterdir())
-
-
-def test_every_static_precision_has_a_tolerance() -> None:
-    assert set(STATIC) <= set(ACTIVATIONS)

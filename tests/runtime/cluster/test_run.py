@@ -165,3 +165,18 @@ def test_a_replica_with_a_broken_engine_ends_before_it_answers(monkeypatch: pyte
     with pytest.raises(Ended):
         asyncio.run(ask())
     assert not sent
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 0},
+        {"replicas": 2, "max_replicas": 1},
+        {"replicas": 1, "replica_cpus": -1},
+        {"replicas": 1, "replica_gpus": -1},
+        {"replicas": 1, "stall_seconds": 0.5},
+    ],
+)
+def test_a_wrong_option_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        ClusterOptions(**options)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from runtime import LLM, DecodingParams
 from tests.support.live_server import MODEL, LiveServer, gated, live
@@ -21,7 +21,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 """Names on the PATH; without any of them, playwright's own is taken."""
 ALONE = ("--disable-quic", "--disable-sync", "--disable-gpu")
 """Beside what playwright gives anyway (no updates, no first run, a new profile): nothing is asked of a network."""
-DESKTOP, PHONE = (1280, 800), (390, 844)
+DESKTOP, PHONE = ViewportSize(width=1280, height=800), ViewportSize(width=390, height=844)
 pytestmark = pytest.mark.slow
 PROMPT = "SELECT naïve 日本 🙂"
 PARAMS = DecodingParams(
@@ -58,9 +58,9 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, server: LiveServer, size: tuple[int, int] = DESKTOP) -> Iterator[Page]:
+def opened(browser: Browser, server: LiveServer) -> Iterator[Page]:
     """The page of a server; anything it says on the console but what a test expects fails."""
-    page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+    page = browser.new_page(viewport=DESKTOP)
     said, asked = list[str](), list[str]()
     page.set_default_timeout(1000 * PATIENCE)
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
@@ -68,16 +68,18 @@ def opened(browser: Browser, server: LiveServer, size: tuple[int, int] = DESKTOP
     page.on("request", lambda request: asked.append(request.url))
     page.goto(server.url)
     yield page
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "it is as wide as the screen"
+    for size in (DESKTOP, PHONE):
+        page.set_viewport_size(size)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], "it is as wide as the screen"
     page.close()
     assert all(url.startswith((server.url, "data:")) for url in asked), "nothing comes from elsewhere"
     assert [text for text in said if "400" not in text and "401" not in text] == []
 
 
-@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
-def page(request: pytest.FixtureRequest, browser: Browser, server: LiveServer) -> Iterator[Page]:
+@pytest.fixture
+def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
     """The page of the server that all tests share."""
-    with opened(browser, server, request.param) as page:
+    with opened(browser, server) as page:
         yield page
 
 
