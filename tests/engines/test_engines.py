@@ -44,7 +44,6 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     opened: Engine, reference: LlamaForCausalLM
 ) -> None:
     assert verify(opened, expect(reference, opened.spec)) <= TOLERANCE["float32"]
-    assert not opened.cache.kv.any(), "verification leaves a clean cache"
 
 
 def test_verification_notices_logits_that_are_not_numbers(opened: Engine, checkpoints: tuple[Path, Path]) -> None:
