@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import tempfile
@@ -33,7 +34,7 @@ from export.plan import PairPlan
 from export.quantization.model_optimizer import quantize_static
 from export.quantization.report import REPORT, Calibration, measure
 from export.quantization.weight_only import matrices, quantize_graph, quantized_weights, write_exact
-from export.verification.verify import WIDENED, Expectation, expect, verify, verify_activations
+from export.verification.verify import WIDENED, Expectation, expect, few_rows, verify, verify_activations
 from mtad.errors import InvalidInput, first_line
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def write_engine(
         library.build_plan(folder, checkpoint, spec)
         tokenizer.save_pretrained(folder)
         progress(f"{checkpoint.name}: verify")
-        verify(open_model(folder, spec), expectation(checkpoint.empty("float32"), weights, spec))
+        verify(open_model(folder, few_rows(spec)), expectation(checkpoint.empty("float32"), weights, spec))
         return
     progress(f"{checkpoint.name}: export")
     is_graph = kind.of_graph
@@ -73,11 +74,11 @@ def write_engine(
     if is_graph and spec.dtype == "bfloat16":
         _verify_widened(folder, spec, weights, empty)
     else:
-        written = replace(spec, format=GRAPH if is_graph else spec.format, plan=None)
+        written = replace(few_rows(spec), format=GRAPH if is_graph else spec.format, plan=None)
         expected = expectation(empty, weights, spec)
         verify(open_model(folder, written, Placement(threads=torch.get_num_threads())), expected)
     if spec.plan is not None and build(folder, checkpoint, spec, progress):
-        verify(open_model(folder, spec), expectation(empty, weights, spec))
+        verify(open_model(folder, few_rows(spec)), expectation(empty, weights, spec))
 
 
 def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path) -> None:
@@ -122,7 +123,7 @@ def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: Pre
     """
     expected = expectation(empty, rounded(weights, spec.torch_dtype), spec)
     write_widened(folder / "model.onnx", folder / "wide.onnx")
-    wide = replace(spec, format=GRAPH, dtype="float32", plan=None)
+    wide = replace(few_rows(spec), format=GRAPH, dtype="float32", plan=None)
     engine = OnnxRuntimeEngine(folder, wide, torch.get_num_threads(), "wide.onnx")
     verify(engine, expected, allowed=WIDENED[spec.dtype])
     for file in folder.glob("wide*"):
@@ -150,11 +151,12 @@ def quantize_engine(
     """
     progress(f"{checkpoint.name}: quantise")
     copy_without_model(source, folder)
-    empty, threads = checkpoint.empty("float32"), torch.get_num_threads()
+    spec, empty, threads = few_rows(spec), checkpoint.empty("float32"), torch.get_num_threads()
     names = set(dict(empty.named_parameters(remove_duplicate=False)))
     packing = checkpoint.packing if checkpoint.is_packed(spec.precision) else None
     packed = {} if packing is None else stored_packed(checkpoint.folder, packing)
     quantize_graph(source / "model.onnx", folder / "model.onnx", spec.precision, names, packed)
+    gc.collect()  # the nodes of a graph refer to each other, and hold its arrays
     progress(f"{checkpoint.name}: verify")
     weights = checkpoint.weights()
     if not packed:  # whose weights are to be the checkpoint's own
@@ -197,7 +199,7 @@ def write_static_engine(
         quantize_static(half, quantized, spec, products, texts)
         save(ir.load(quantized), folder / "model.onnx")
     progress(f"{checkpoint.name}: verify")
-    wide = replace(spec, format=GRAPH, dtype="float32", precision="float32", plan=None)
+    wide = replace(few_rows(spec), format=GRAPH, dtype="float32", precision="float32", plan=None)
     expected = expectation(empty, quantized_weights(folder / "model.onnx", weights, empty), spec)
     figures: dict[str, float] = {}
     for name, activations, judge in (
@@ -210,7 +212,7 @@ def write_static_engine(
         figures[name] = judge(open_model(executed, wide, Placement(threads=torch.get_num_threads())), expected)
     write_spec(executed, wide)
     if build(folder, checkpoint, spec, progress):
-        figures["plan"] = verify_activations(open_model(folder, spec), expected)
+        figures["plan"] = verify_activations(open_model(folder, few_rows(spec)), expected)
     versions = {"nvidia-modelopt": spec.versions["nvidia-modelopt"], "onnxruntime": onnxruntime.__version__}
     write_json(folder / REPORT, {"versions": versions, "verification": figures})
 

@@ -16,11 +16,12 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.options import MEASURED
 from export.pair import engine_differs
 from export.plan import PairPlan
+from export.verification.verify import few_rows
 
 NODES = 8 * 8
 """Largest tree that `LLM` takes without being told to, which the memory is for."""
 COPIES = {"graph": 1.05, "plan": 1.05, "checkpoint": 1.3}
-"""Memory at the peak as a multiple of the float32 weights, by what is stored (docs/export.md)."""
+"""Memory at the peak as a multiple of the float32 weights, by what is stored (docs/export.md), but for the cache."""
 BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-static": 8, "fp8": 8}
 """Of a quantised weight, its part of the scales included; embeddings keep the dtype of the cache."""
 
@@ -64,18 +65,20 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> EngineEstima
     parameters = sum(parameter.numel() for parameter in empty.parameters())
     head, embeddings = empty.get_output_embeddings(), empty.get_input_embeddings().weight
     stored = FORMATS[spec.format].stored
+    # a graph has a tied head a second time, transposed
     repeated = embeddings.numel() if stored != "checkpoint" and head is not None and head.weight is embeddings else 0
-    wide = DTYPES[spec.dtype].itemsize
+    wide, weights = DTYPES[spec.dtype].itemsize, parameters + repeated
     narrow = BITS.get(spec.precision, 8 * wide) / 8
+    disk = int((weights - embeddings.numel()) * narrow + embeddings.numel() * wide)
+    besides = few_rows(spec).kv_bytes + disk * (spec.precision in MEASURED)  # which is measured beside the float32 one
     return EngineEstimate(
         name=model.name,
         spec=spec,
         parameters=parameters,
         unchanged=not (model.download or engine_differs(folder, spec)),
         download=model.download,
-        # a graph has a tied head a second time, transposed
-        disk=int((parameters + repeated - embeddings.numel()) * narrow + embeddings.numel() * wide),
-        memory=int(COPIES[stored] * parameters * 4),
+        disk=disk,
+        memory=int(COPIES[stored] * weights * 4) + besides,
     )
 
 

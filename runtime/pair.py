@@ -213,7 +213,7 @@ def store_costs(folder: Path) -> None:
     Raises:
         InvalidInput: the pair does not run here.
     """
-    pair = open_pair(folder)
+    pair = open_pair(folder, RuntimeConfig(rows=1))
     one, many = (step_seconds(pair.target, tokens) for tokens in (1, 17))
     drafts = 0.0 if isinstance(pair.auxiliary, NoAuxiliary) else draft_seconds(pair.auxiliary, 1)
     level, node = drafts / LEVELS / one, max(0.0, many - one) / 16 / one

@@ -22,7 +22,9 @@ install_into_venv() {
     "${install[@]}" -e ".[$extra]"
 }
 
-if ! cmp -s <(pinned) .venv/installed-dev && ! cmp -s <(pinned) ".venv/installed-$extra"; then
+another_python() { [ -n "${PYTHON:-}" ] && [ "$("$PYTHON" --version)" != "$(.venv/bin/python --version 2> /dev/null)" ]; }
+
+if another_python || { ! cmp -s <(pinned) .venv/installed-dev && ! cmp -s <(pinned) ".venv/installed-$extra"; }; then
     echo "installing into .venv: $says" >&2
     install_into_venv
     if [ "$extra" = dev ]; then

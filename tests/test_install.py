@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from runtime.commands.main import COMMANDS
 from tests.support.pages import blocks
 from tests.support.pages import commands as commands_of
 from tests.support.paths import ROOT
@@ -56,17 +57,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     run(*pip, "install", "--no-deps", "--no-compile", wheel, cwd=folder)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    (own,) = site.glob("mtad-*.dist-info")
-    for place in required(metadata.Distribution.at(own).requires or []):
-        if not (site / place.name).exists():
-            (site / place.name).symlink_to(place)
+    link(site)
     run(*pip, "check", cwd=folder)
     return python.parent
 
 
-def required(requirements: Sequence[str]) -> Iterator[Path]:
+def link(site: Path, extra: str = "") -> None:
+    """What the wheel that is installed there requires, with an extra of its own."""
+    (own,) = site.glob("mtad-*.dist-info")
+    for place in required(metadata.Distribution.at(own).requires or [], extra):
+        if not (site / place.name).exists():
+            (site / place.name).symlink_to(place)
+
+
+def required(requirements: Sequence[str], extra: str) -> Iterator[Path]:
     """What distributions here put beside each other: those that meet the requirements, and what they require."""
-    waiting, known = [(text, "") for text in requirements], set[tuple[str, str]]()
+    waiting, known = [(text, extra) for text in requirements], set[tuple[str, str]]()
     while waiting:
         text, extra = waiting.pop()
         wanted = Requirement(text)
@@ -75,7 +81,10 @@ def required(requirements: Sequence[str]) -> Iterator[Path]:
         for each in ("", *wanted.extras):
             if (wanted.name, each) not in known:
                 known.add((wanted.name, each))
-                waiting += [(text, each) for text in metadata.requires(wanted.name) or []]
+                theirs = requirements if wanted.name == "mtad" else metadata.requires(wanted.name)
+                waiting += [(text, each) for text in theirs or []]
+        if wanted.name == "mtad":  # an extra of ours that has another
+            continue
         found = metadata.distribution(wanted.name)
         yield from {Path(str(found.locate_file(file.parts[0]))) for file in found.files or [] if file.parts[0] != ".."}
 
@@ -89,14 +98,13 @@ def elsewhere(installed: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed: Path, elsewhere: Path) -> None:
-    """Only the server needs an extra. The first block installs, and the second downloads."""
+def test_every_command_of_the_pages_runs_as_printed_on_the_wheel(installed: Path, elsewhere: Path) -> None:
+    """Without extras, but for the server. README's first block installs, and its second downloads."""
     outside = {"PYTHONPATH": ""}
     _, _, exports, serves = blocks(ROOT / "README.md", "bash")
     commands = run("bash", "-ec", exports, cwd=elsewhere, **outside)
     (code,) = blocks(ROOT / "README.md", "python")
     python = run(installed / "python", "-c", code, cwd=elsewhere, **outside)
-    assert_serves(serves, elsewhere)
     assert "build/my-pair\n" in commands.stdout
     assert "mtad generate build/my-pair" in commands.stderr, "the next command is said"
     assert "tokens per pass" in commands.stderr
@@ -108,22 +116,27 @@ def test_the_readmes_code_runs_as_printed_on_the_wheel_without_extras(installed:
     assert refused.returncode == 2, refused.stderr
     assert "the extra serve installs it" in refused.stderr
     (elsewhere / "build" / "demo-pair").symlink_to("my-pair")
-    for words in commands_of(ROOT / "docs" / "quickstart.md", "mtad "):
-        if words[0] != "serve":
-            ran = subprocess.run(
-                [installed / "mtad", *words], **where, input="How many singers are there?\n", check=False
-            )
-            assert ran.returncode == 0, f"{words}: {ran.stderr}"
+    (elsewhere / "build" / "prompts.jsonl").write_text('{"prompt": "import os"}\n')
+    seen = {"serve"}
+    for page, less in (("quickstart", ()), ("check", ()), ("triton", ()), ("tuning", ("--method=block", "--dry-run"))):
+        for words in commands_of(ROOT / "docs" / f"{page}.md", "mtad "):
+            if words[0] != "serve":
+                asked = [installed / "mtad", *words, *less]
+                ran = subprocess.run(asked, **where, input="How many singers are there?\n", check=False)
+                assert ran.returncode == 0, f"{words}: {ran.stderr}"
+                seen.add(words[0])
+    assert seen == COMMANDS.keys()
+    link(next((installed.parent / "lib").glob("python*/site-packages")), "serve")
+    assert_serves(serves, elsewhere, {**environment, "PATH": f"{installed}:{os.environ['PATH']}"})
 
 
-def assert_serves(text: str, folder: Path) -> None:
+def assert_serves(text: str, folder: Path, environment: dict[str, str]) -> None:
     """The server that a block starts answers at the address that the block names, and ends when it is told to.
 
     The client on the page about the server gets a text from it.
     """
     address = re.search(r"http://[\w.:]+", text)
     assert address is not None
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     command = ["bash", "-ec", f"exec {text}"]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as server:
 

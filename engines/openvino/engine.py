@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +79,16 @@ class OpenVinoEngine(Engine):
             transpose_weights(model)
         compiled = core.compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()
-        self._ports = [port for port in compiled.inputs if "_cache." in port.any_name]
-        for port in self._ports[1::2]:  # of values; quantized keys have rows for scales and zero points besides
+        ports = [port for port in compiled.inputs if "_cache." in port.any_name]
+        for port in ports[1::2]:  # of values; quantized keys have rows for scales and zero points besides
             if port.partial_shape[2].get_length() != PAGE:
                 problem = (
                     f"its pages have {port.partial_shape[2]} columns, not {PAGE}: another version; give provider cpu"
                 )
                 raise InvalidInput("provider", "openvino", problem)
-        self.cache = OpenVinoCache(spec, self._ports, self._bind)
+        self.cache = OpenVinoCache(spec, ports, partial(_bind, self._request, ports))  # holds no engine that holds it
         self._feeds: dict[str, Array] = {}
         self._logits: Tensor | None = None
-
-    def _bind(self, number: int, raw: Array) -> None:
-        """Let steps use pages, uint8 [pages, bytes of one], as the graph's cache `number`."""
-        ov, port = self._ov, self._ports[number]
-        shape = [len(raw), *(dim.get_length() for dim in list(port.partial_shape)[1:])]
-        kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
-        tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
-        self._request.set_tensor(port.any_name, tensor)
 
     @property
     def name(self) -> str:
@@ -170,3 +164,12 @@ class OpenVinoEngine(Engine):
             self._logits, flat = logits, logits.view(1, -1, logits.shape[-1]).numpy()
             self._request.set_tensor("logits", self._ov.Tensor(flat, shared_memory=True))
         self._request.infer()
+
+
+def _bind(request: Any, ports: Sequence[Any], number: int, raw: Array) -> None:
+    """Let the steps of a request use pages, uint8 [pages, bytes of one], as the graph's cache `number`."""
+    ov, port = load_openvino(), ports[number]
+    shape = [len(raw), *(dim.get_length() for dim in list(port.partial_shape)[1:])]
+    kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
+    tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
+    request.set_tensor(port.any_name, tensor)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engines.base import Engine, Step
 from engines.folder import open_engine
+from engines.placement import Placement
 from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 
@@ -116,7 +117,7 @@ def measure(
     Args:
         engine: folder of the engine, if what the pair has in its place is run for it.
     """
-    engines = open_engine(reference / name), open_engine(pair / name)
+    engines = [open_engine(one / name, Placement(threads=torch.get_num_threads()), 1) for one in (reference, pair)]
     sizes = [
         sum(file.stat().st_size for file in folder.glob("model*"))
         for folder in (reference / name, engine or pair / name)

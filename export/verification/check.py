@@ -14,7 +14,7 @@ from engines.pytorch.hook import set_arithmetic
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
 from export.quantization.report import REPORT
-from export.verification.verify import ACTIVATIONS, ROWS, TOLERANCE, Case, expect, make_cases, run_engine
+from export.verification.verify import ACTIVATIONS, TOLERANCE, Case, expect, few_rows, make_cases, run_engine
 from mtad.errors import InvalidInput
 
 
@@ -81,7 +81,7 @@ def check(
             raise InvalidInput("tolerance", None, f"{problem} ({REPORT} in its folder says what it costs on text)")
     source = _find(folder, specs[0], checkpoint) if other is None else None
     engines = [
-        open_engine(one, Placement(threads=threads), min(spec.rows, ROWS))
+        open_engine(one, Placement(threads=threads), few_rows(spec).rows)
         for one, spec in zip(folders, specs, strict=True)
     ]
     names = [f"{one} ({spec.format}, {spec.dtype})" for one, spec in zip(folders, specs, strict=True)]

@@ -32,8 +32,6 @@ ROWS, NODES = 3, 6
 """Rows of a case, where the engine has as many, and drafted tokens per row."""
 LOGITS = 2**26
 """Logits of the reference at most in one pass, which gives them for every position."""
-LONG = 512
-"""Contexts longer than this are compared at the root and the last node alone: each costs a pass without a cache."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +50,6 @@ class Case:
     drafted: Tensor
     parents: Tensor
 
-    @property
-    def ancestors(self) -> Tensor:
-        """Bool [R, N, N]: which nodes lie on the path to each node, itself included."""
-        return ancestors_of(self.parents)
-
-    @property
-    def compared(self) -> tuple[Tensor, Tensor]:
-        """Rows and positions in the step that are compared, int64 [K] each; position 0 is the root, 1 the first."""
-        nodes = self.drafted.shape[1]
-        where = [
-            (row, position)
-            for row, length in enumerate(self.lengths.tolist())
-            for position in (range(nodes + 1) if length <= LONG else (0, nodes))
-        ]
-        rows, positions = torch.tensor(where).T
-        return rows, positions
-
 
 def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:
     """Parents of random trees, int64 [R, N]; -1 is the root."""
@@ -77,7 +58,7 @@ def random_tree(rows: int, nodes: int, generator: torch.Generator) -> Tensor:
 
 
 def ancestors_of(parents: Tensor) -> Tensor:
-    """Bool [R, N, N] from parents [R, N] in which every parent comes before its children."""
+    """The nodes on the path to each, itself included, bool [R, N, N], from parents [R, N], which precede children."""
     rows, nodes = parents.shape
     seen = torch.zeros(rows, nodes, nodes, dtype=torch.bool)
     for node in range(nodes):
@@ -96,7 +77,7 @@ def make_cases(spec: EngineSpec, window: int | None) -> tuple[Case, Case]:
         window: the model's sliding window; where the capacity exceeds it, one row is longer than it.
     """
     generator = torch.Generator().manual_seed(0)
-    rows, window = min(ROWS, spec.rows), window or 0
+    rows, window = few_rows(spec).rows, window or 0
     longest = max(37, window + 9) if window < spec.capacity else 37
     lengths = torch.tensor([longest, 9, 21][:rows]).clamp(max=spec.capacity - NODES - 1)
     tokens = torch.randint(spec.vocab_size, (rows, int(lengths.max())), generator=generator)
@@ -105,13 +86,18 @@ def make_cases(spec: EngineSpec, window: int | None) -> tuple[Case, Case]:
     return chain, replace(chain, parents=random_tree(rows, NODES, generator))
 
 
+def few_rows(spec: EngineSpec) -> EngineSpec:
+    """An engine with no more rows than the cases have: each takes the memory of its whole capacity."""
+    return replace(spec, rows=min(ROWS, spec.rows))
+
+
 def run_engine(engine: Engine, case: Case) -> Tensor:
-    """Logits float32 [K, V] of an engine at what a case compares; its cache is overwritten.
+    """Logits float32 [R * (1 + N), V] of an engine at each row's last token and nodes; its cache is overwritten.
 
     The contexts are stored in steps, but for their last tokens; another step scores the trees. It keeps all positions
     in reverse, so that selecting them is checked as well.
     """
-    lengths, ancestors, capacity = case.lengths, case.ancestors, engine.spec.capacity
+    lengths, ancestors, capacity = case.lengths, ancestors_of(case.parents), engine.spec.capacity
     rows, nodes = case.drafted.shape
     for start in range(0, case.tokens.shape[1], CHUNK):  # right-padded; the padding is overwritten below
         part = case.tokens[:, start : start + CHUNK].contiguous()
@@ -127,30 +113,34 @@ def run_engine(engine: Engine, case: Case) -> Tensor:
         mask=mask,
         keep=torch.arange(nodes, -1, -1),
     )
-    return engine.step(step).flip(1)[case.compared].float()
+    return engine.step(step).flip(1).flatten(0, 1).float()
 
 
 @torch.inference_mode()
 def run_checkpoint(model: PreTrainedModel, case: Case) -> Tensor:
-    """Logits float32 [K, V] of a checkpoint at what a case compares.
+    """Logits float32 [R * (1 + N), V] of a checkpoint at each row's last token and nodes.
 
-    The model's own forward pass without a cache, on the full token sequence of each tree path, several at once, padded
-    behind their ends: nothing of the hook, the masks or the cache is shared with what is being checked.
+    The model's own forward pass without a cache, on the full token sequence of each path from a tree's root to a leaf,
+    several at once, padded behind their ends, which no token sees: nothing of the hook, the masks or the cache is
+    shared with what is being checked.
 
     Args:
         model: the checkpoint in float32, with its own attention.
     """
-    ancestors, paths = case.ancestors, []
-    for row, position in zip(*(part.tolist() for part in case.compared), strict=True):
-        path = case.drafted[row][ancestors[row, position - 1]] if position else case.drafted[row, :0]
-        paths.append(torch.cat([case.tokens[row, : case.lengths[row]], path]))
-    together = max(1, LOGITS // (max(map(len, paths)) * model.config.get_text_config().vocab_size))
-    last = []
+    (rows, nodes), vocabulary = case.drafted.shape, model.config.get_text_config().vocab_size
+    found, ancestors, paths = torch.empty(rows, 1 + nodes, vocabulary), ancestors_of(case.parents), []
+    for row, (length, parents) in enumerate(zip(case.lengths.tolist(), case.parents.tolist(), strict=True)):
+        for leaf in sorted(set(range(nodes)) - set(parents)):
+            path = ancestors[row, leaf].nonzero()[:, 0]
+            tokens = torch.cat([case.tokens[row, :length], case.drafted[row, path]])
+            paths.append((row, [0, *(path + 1).tolist()], tokens))
+    together = max(1, LOGITS // (max(len(tokens) for *_, tokens in paths) * vocabulary))
     for start in trange(0, len(paths), together, desc="checkpoint", unit="pass", leave=False, disable=None):
         part = paths[start : start + together]
-        logits = model(torch.nn.utils.rnn.pad_sequence(part, batch_first=True), use_cache=False).logits
-        last.append(logits[torch.arange(len(part)), torch.tensor(list(map(len, part))) - 1].float())
-    return torch.cat(last)
+        padded = torch.nn.utils.rnn.pad_sequence([tokens for *_, tokens in part], batch_first=True)
+        for (row, path, tokens), logits in zip(part, model(padded, use_cache=False).logits, strict=True):
+            found[row, path] = logits[len(tokens) - len(path) : len(tokens)].float()
+    return found.flatten(0, 1)
 
 
 Expectation = tuple[tuple[Case, ...], Tensor]
@@ -166,11 +156,9 @@ def expect(model: PreTrainedModel, spec: EngineSpec) -> Expectation:
 
 @torch.inference_mode()
 def _differences(engine: Engine, expected: Expectation) -> Tensor:
-    """Of the logits, [K, V]; the engine's cache is overwritten, and zero at the end."""
+    """Of the logits, [K, V]; the engine's cache is overwritten."""
     cases, answers = expected
-    logits = torch.cat([run_engine(engine, case) for case in cases])
-    engine.cache.reset()
-    return logits - answers
+    return torch.cat([run_engine(engine, case) for case in cases]) - answers
 
 
 def verify(engine: Engine, expected: Expectation, allowed: float | None = None) -> float:

@@ -43,7 +43,6 @@ def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
     opened: Engine, reference: LlamaForCausalLM
 ) -> None:
     assert verify(opened, expect(reference, opened.spec)) <= TOLERANCE["float32"]
-    assert not opened.cache.kv.any(), "verification leaves a clean cache"
 
 
 def test_a_step_writes_its_columns_in_place_and_nothing_else(engine: Engine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -53,6 +54,14 @@ def folder(pair_folders: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
     return LLM(folder, FLOAT32)
+
+
+def test_an_engine_that_nobody_holds_takes_no_memory(folder: Path) -> None:
+    """Providers are timed one after the other, so that never two engines are there."""
+    engine = open_engine(folder / "target", Placement(provider="openvino"))
+    gone = weakref.ref(engine)
+    del engine
+    assert gone() is None
 
 
 def test_logits_of_ragged_rows_with_chain_and_tree_are_the_checkpoints(
