@@ -160,6 +160,20 @@ METHODS: dict[str, Method] = {
     ),
 }
 
+REMOVED = {
+    "dsbd": "mmtad_sample",
+    "gbv": "traversal",
+    "mtjd": "sample",
+    "beam": "sample with temperature 0",
+    "specinfer": "traversal",
+    "modal": "relaxed",
+    "threshold": "mtad with beam_width 1",
+    "typical": "mmtad",
+    "fly": "relaxed",
+    "bild": "relaxed with draft_confidence",
+}
+"""Methods of earlier versions, and what to use instead."""
+
 
 def summary() -> str:
     """Every method in one line of text, for the help of an option."""

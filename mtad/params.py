@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS, Form, Method
+from mtad.methods import METHODS, REMOVED, Form, Method
 
 LONGEST = 16
 """Tokens that an automatic draft has at most."""
@@ -155,6 +155,8 @@ class DecodingParams:
     def __post_init__(self) -> None:
         for name in ("method",) if self.thinking_method is None else ("method", "thinking_method"):
             method = getattr(self, name)
+            if instead := REMOVED.get(str(method)):
+                raise InvalidInput(name, method, f"no longer there; use {instead}")
             if method not in tuple(METHODS):  # it may be anything
                 raise InvalidInput(name, method, f"unknown; choose one of {', '.join(METHODS)}")
         if self.draft not in (None, "model", "lookup", "lookup+model"):
@@ -327,6 +329,8 @@ class DecodingParams:
         Another method than the base's does not inherit the threshold, which means something else to each.
         """
         for name in values:
+            if name == "speculation":
+                raise InvalidInput(name, values[name], "no longer there; give draft_len a number, or auto")
             if name not in cls.__dataclass_fields__:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")

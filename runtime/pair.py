@@ -16,6 +16,7 @@ from engines.folder import open_engine, read_json, read_spec, vocabulary_hash, w
 from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
 from mtad.errors import InvalidInput, refused_as
+from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig, check_least
 from runtime.fastest import choose_provider, fastest_placement
@@ -164,7 +165,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
-        defaults=DecodingParams.from_dict(values["defaults"] | values["tuned"]),
+        defaults=_read_defaults(values["defaults"] | values["tuned"]),
         threads=placement.threads,
         costs=costs,
         runs_on=runs_on,
@@ -205,6 +206,15 @@ def read_description(folder: Path) -> dict[str, Any]:
     if values.setdefault("engines", list(ROLES)) not in (["target"], list(ROLES)):
         raise InvalidInput("pair.json engines", values["engines"], "give target, or target and auxiliary")
     return values
+
+
+def _read_defaults(values: dict[str, Any]) -> DecodingParams:
+    """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
+    if (method := str(values.get("method"))) in REMOVED:
+        default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
+        log.warning("pair.json names the method %s, which is no longer there; %s takes its place", method, default)
+        values = {name: value for name, value in values.items() if name not in own}
+    return DecodingParams.from_dict(values)
 
 
 def store_costs(folder: Path) -> None:

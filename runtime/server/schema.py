@@ -27,7 +27,7 @@ Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
 
 _TYPES: dict[str, Any] = {  # where JSON has another type than Python
-    "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],  # its error lists them as well
+    "method": Annotated[str, Field(json_schema_extra={"enum": [*METHODS]})],  # the error says what to use instead
     "stop": str | Annotated[Items[str], Field(max_length=STOP_STRINGS)],
     "stop_token_ids": Annotated[Items[Token], Field(max_length=MAX_ENTRIES)],
     "bad_words": Annotated[Items[str], Field(max_length=MAX_ENTRIES)],

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from mtad.errors import InvalidInput
-from mtad.methods import METHODS
+from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
 from mtad.rows import RATIOS, RULES, top_k_of
 
@@ -96,6 +96,16 @@ def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput) as caught:
         DecodingParams.from_dict({"gamma": 4})
     assert caught.value.field == "gamma"
+    with pytest.raises(InvalidInput, match="draft_len"):
+        DecodingParams.from_dict({"speculation": "adaptive"})
+
+
+@pytest.mark.parametrize("method", REMOVED)
+def test_a_method_that_has_left_is_refused_with_what_to_use_instead(method: str) -> None:
+    with pytest.raises(InvalidInput, match=REMOVED[method]) as caught:
+        DecodingParams(method=method)
+    assert caught.value.field == "method"
+    assert REMOVED[method].split()[0] in METHODS
 
 
 def test_from_dict_changes_its_base_where_told() -> None:
