@@ -17,7 +17,7 @@ from engines.folder import vocabulary_hash
 from engines.kinds import FORMATS, STATIC
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
-from export.checkpoint.vocabulary import common_vocabulary
+from export.checkpoint.vocabulary import shared_tokens
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
@@ -77,8 +77,9 @@ def plan_pair(
             spec = replace(spec, plan=plan_for(format, spec, options.compute_capabilities))
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
-    size = common_vocabulary(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
-    text = read_calibration(options.calibration or NEUTRAL_TEXT, tokenizers[0]) if options.measured else None
+    size, shared = shared_tokens(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
+    readers = {model.name: tokenizer for model, tokenizer in zip(models, tokenizers, strict=True)}
+    text = read_calibration(options.calibration or NEUTRAL_TEXT, readers) if options.measured else None
     specs = [
         replace(s, build_hash=build_hash(s, t, text.sha256 if text and s.precision in MEASURED else ""))
         for s, t in zip(specs, tokenizers, strict=True)
@@ -90,6 +91,9 @@ def plan_pair(
     }
     if options.auxiliary is None:
         description["engines"] = ["target"]
+    if shared is not None:
+        progress(f"{shared} of the target's {size} tokens are in both vocabularies ({shared / size:.0%})")
+        description["auxiliary_vocabulary"] = {"hash": vocabulary_hash(tokenizers[1].get_vocab()), "shared": shared}
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
 
 

@@ -10,7 +10,7 @@ from engines.folder import read_spec, vocabulary_hash
 from engines.memory import Memory
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.pair import open_tokenizer, read_description
+from runtime.pair import open_tokenizer, read_description, vocabulary_hashes
 
 
 def inspect(folder: Path) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         InvalidInput: the folder, or one of its engines, is damaged.
     """
     values = read_description(folder)
-    vocabulary, defaults = values["vocabulary_hash"], values["defaults"]
+    vocabularies, defaults = vocabulary_hashes(values), values["defaults"]
     DecodingParams.from_dict(dict(defaults))
-    engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
+    engines = {name: inspect_engine(folder / name, vocabularies[name]) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
@@ -41,7 +41,8 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         "kind": "pair",
         "folder": str(folder),
         "vocab_size": values["vocab_size"],
-        "vocabulary_hash": vocabulary,
+        "vocabulary_hash": values["vocabulary_hash"],
+        "auxiliary_vocabulary": values.get("auxiliary_vocabulary"),
         "defaults": defaults,
         "tuned": "tuning" in values,
         "memory": {**asdict(memory), "total": memory.total},

@@ -1,0 +1,105 @@
+"""Two vocabularies: which tokens are in both, and how one spells the tokens of the other."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from mtad.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ints = npt.NDArray[np.int64]
+
+MAX_PIECES = 16
+"""Tokens that spell one of the target's at most; of a longer spelling, the last ones are left."""
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """The tokens of a target in those of an auxiliary, each by itself: what one becomes does not depend on others.
+
+    Attributes:
+        pieces: int64 [..], the auxiliary's tokens that spell each of the target's, one token's behind another's.
+        ends: int64 [V], where in `pieces` those of each token end.
+        sizes: int64 [V], how many they are, at least 1.
+        drafted: int64 [V], the auxiliary's token that stands for the same; -1 where it has none.
+        lead: what a text of the auxiliary begins with and one of the target does not.
+    """
+
+    pieces: Ints
+    ends: Ints
+    sizes: Ints
+    drafted: Ints
+    lead: tuple[int, ...]
+
+    @classmethod
+    def of(cls, target: PreTrainedTokenizerBase, auxiliary: PreTrainedTokenizerBase) -> Translation:
+        """The translation between two tokenizers: tokens are the same where their bytes are, special ones by role.
+
+        Raises:
+            InvalidInput: the bytes of a tokenizer's tokens are not known.
+        """
+        ours, theirs = contents(target), contents(auxiliary)
+        known = {content: token for token, content in theirs.items()}
+        for role in ("eos_token_id", "bos_token_id"):
+            one, other = getattr(target, role), getattr(auxiliary, role)
+            if one is not None and other is not None and ours[one] not in known:
+                ours[one] = theirs[other]
+        same = {token: known[content] for content, token in {c: t for t, c in ours.items()}.items() if content in known}
+        drafted = np.full(max(ours) + 1, -1)
+        drafted[list(same)] = list(same.values())
+        longest, rest = max(map(len, known)), [auxiliary.eos_token_id or 0]
+        each = [rest] * len(drafted)
+        for token, content in ours.items():
+            raw = content.encode() if isinstance(content, str) else content
+            each[token] = [known[content]] if content in known else (_spell(raw, known, longest) or rest)[-MAX_PIECES:]
+        sizes = np.array(list(map(len, each)))
+        begun = auxiliary("").input_ids[:1]
+        lead = begun if begun == [auxiliary.bos_token_id] and target("").input_ids[:1] != [target.bos_token_id] else []
+        return cls(np.concatenate(each), sizes.cumsum(), sizes, drafted, tuple(lead))
+
+    def spell(self, tokens: Ints) -> Ints:
+        """The auxiliary's tokens that spell tokens of the target, without the lead."""
+        sizes = self.sizes[tokens]
+        return self.pieces[np.repeat(self.ends[tokens] - sizes.cumsum(), sizes) + np.arange(sizes.sum())]
+
+
+def contents(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
+    """What each token stands for: its bytes, or the name of a special token; the best for a content comes last.
+
+    Raises:
+        InvalidInput: it is neither a byte-level tokenizer nor one like SentencePiece's.
+    """
+    decoder = str(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
+    if "ByteLevel" not in decoder and "▁" not in decoder:
+        problem = "its tokens are neither bytes nor SentencePiece's, so two vocabularies cannot be compared"
+        raise InvalidInput("tokenizer", tokenizer.name_or_path, f"{problem}; give two models with one vocabulary")
+    numbers = {character: byte for byte, character in bytes_to_unicode().items()} if "ByteLevel" in decoder else {}
+    added, found = tokenizer.added_tokens_decoder, dict[int, bytes | str]()
+    for name, token in sorted(tokenizer.get_vocab().items(), key=lambda item: not item[0].startswith("<0x")):
+        if token in added:
+            found[token] = name if added[token].special else name.encode()
+        elif numbers:
+            found[token] = bytes(numbers[c] for c in name) if numbers.keys() >= set(name) else name.encode()
+        else:
+            byte = re.fullmatch("<0x([0-9A-F]{2})>", name)
+            found[token] = bytes.fromhex(byte[1]) if byte else name.replace("▁", " ").encode()
+    return found
+
+
+def _spell(raw: bytes, known: dict[bytes | str, int], longest: int) -> list[int]:
+    """The tokens of some bytes, the longest that fits first; bytes that no token begins with are left out."""
+    found = list[int]()
+    while raw:
+        size = next((n for n in range(min(longest, len(raw)), 0, -1) if raw[:n] in known), 0)
+        found += [known[raw[:size]]] if size else []
+        raw = raw[size or 1 :]
+    return found

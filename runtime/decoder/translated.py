@@ -1,0 +1,292 @@
+"""An auxiliary with a vocabulary of its own, as an engine that takes the target's tokens and gives their logits.
+
+A committed token becomes the tokens that spell it, so a row has columns of its own in the auxiliary's cache. A drafted
+one is a token of both vocabularies, in one column: what is not in both is never drafted, and the rest of the
+auxiliary's distribution is what the draft is drawn from. So acceptance rules need to know nothing of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.base import Engine, Step
+from engines.cache.base import KvCache
+from engines.cache.prefix import PrefixCache
+from engines.vocabulary import MAX_PIECES, Ints, Translation
+from mtad.errors import InvalidInput
+from runtime.decoder.engine_role import EngineRole, Floats, StepInputs
+
+FEW, PIECE = 8, 256
+"""Tokens of the auxiliary's that each row of a step with logits runs at most, behind those that are run before, alone;
+and tokens of a step that runs such."""
+
+UNKNOWN = -1e9
+"""Logit of a token that the auxiliary lacks. It is finite, for a grammar may forbid all that it has."""
+
+
+class Text:
+    """A row's text in the target's tokens, and where it lies in the auxiliary's cache.
+
+    Columns of the auxiliary's cache that are right hold the text from `first` on, behind the lead.
+
+    Attributes:
+        tokens: int64 [capacity], committed ones, and behind them the nodes of the latest draft.
+        begins: int64 [capacity + 1], how many of the auxiliary's tokens spell what is before each column; up to `base`.
+        base: columns of the text when its latest draft began; behind them, each token has one column.
+        known: columns whose tokens are known.
+        first: where the part of the text begins that fits the auxiliary's cache; -1 where none is there.
+    """
+
+    def __init__(self, capacity: int, words: Translation, room: int) -> None:
+        self.tokens, self.begins = np.zeros(capacity, np.int64), np.zeros(capacity + 1, np.int64)
+        self.base = self.known = self.first = 0
+        self._words, self._lead, self._room = words, len(words.lead), room
+
+    def place(self, column: int) -> int:
+        """The auxiliary's column of a column."""
+        inside = min(column, self.base)
+        begun = self._lead + int(self.begins[inside] - self.begins[self.first])
+        return 0 if self.first < 0 else max(0, begun) + column - inside
+
+    def extend(self, tokens: Ints, start: int) -> tuple[int, Ints]:
+        """Let the text go on with tokens from column `start` on, and have nothing behind.
+
+        Where it is too long for the auxiliary's cache, that holds its last part, from half to all of the room: how much
+        depends on the text alone.
+
+        Returns:
+            what has to be run: the auxiliary's first column, and its tokens.
+        """
+        low, end = min(self.base, start), start + len(tokens)
+        self.tokens[start:end] = tokens
+        sizes = self._words.sizes[self.tokens[low:end]]
+        self.begins[low + 1 : end + 1] = self.begins[low] + sizes.cumsum()
+        self.base = self.known = end
+        odd = np.flatnonzero(sizes[: start - low] != 1)  # was a node, of one column, and is several tokens
+        start, first, over = low + int(odd[0]) if len(odd) else start, 0, self._lead + self.begins[end] - self._room
+        if over > 0:
+            half = self._room // 2
+            first = int(np.searchsorted(self.begins[: end + 1], -(-over // half) * half))
+        start = max(start, first) if first == self.first else first
+        self.first = first
+        lead = self._words.lead if start == first else ()
+        return self.place(start) - len(lead), np.array([*lead, *self._words.spell(self.tokens[start:end])], np.int64)
+
+    def part(self, columns: int) -> Text:
+        """A copy without what is behind the first columns."""
+        other = copy.copy(self)
+        other.tokens, other.begins = self.tokens.copy(), self.begins.copy()
+        other.base, other.known = min(self.base, columns), min(self.known, columns)
+        return other
+
+
+class TranslatedCache(KvCache):
+    """The cache of an auxiliary, by columns of the target's tokens.
+
+    Its rows have memory of their own, however the auxiliary's cache is made: which of its pages a text takes is known
+    only when the text is.
+
+    Attributes:
+        own: the auxiliary's.
+        texts: of each row.
+    """
+
+    def __init__(self, own: KvCache, words: Translation, room: int) -> None:
+        self.own, self.words, self.rows, self.capacity, self._room = own, words, own.rows, own.capacity, room
+        self.texts = [self._new() for _ in range(own.rows)]
+
+    def _new(self) -> Text:
+        return Text(self.capacity, self.words, self._room)
+
+    @property
+    def device(self) -> torch.device:
+        return self.own.device
+
+    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
+        """Steps reserve what they write."""
+
+    def release(self, row: int) -> None:
+        self.texts[row] = self._new()
+        self.own.release(row)
+
+    def clear(self, row: int, start: int = 0) -> None:
+        self.own.clear(row, self.texts[row].place(start) if start else 0)
+        self.texts[row] = self.texts[row].part(start)
+
+    def copy(self, source: int, to: int, columns: int) -> None:
+        self.own.copy(source, to, self.texts[source].place(columns))
+        self.texts[to] = self.texts[source].part(columns)
+
+    def keep(self, source: Tensor, to: Tensor) -> None:
+        moves = np.stack([source.cpu().numpy(), to.cpu().numpy()])
+        for row, text in enumerate(self.texts[: len(source)]):
+            text.tokens[moves[1, row]] = text.tokens[moves[0, row]]
+            moves[:, row] += text.place(text.base) - text.base
+        own = torch.from_numpy(moves.clip(0, self.capacity - 1)).to(self.device)
+        self.own.keep(own[0], own[1])
+
+    def prefix_cache(self, tokens: int) -> PrefixCache:
+        return TranslatedPrefixes(self, tokens)
+
+
+class TranslatedPrefixes(PrefixCache):
+    """The prefixes that the auxiliary's cache keeps, by the target's tokens."""
+
+    def __init__(self, cache: TranslatedCache, tokens: int) -> None:
+        self._cache, self._own = cache, cache.own.prefix_cache(tokens)
+        self.bytes = self._own.bytes
+
+    def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
+        raise AssertionError("stretches are of the auxiliary's own tokens")
+
+    def save(self, slot: int, row: int, start: int) -> None:
+        raise AssertionError("stretches are of the auxiliary's own tokens")
+
+    def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
+        text = self._cache.texts[row]
+        if text.first:
+            return start
+        own = self._own.restore(row, self._spell(tokens), text.place(start) if start else 0, salt)
+        column = max(start, self._column(tokens, own))
+        text.extend(np.array(tokens[start:column], np.int64), start)
+        return column
+
+    def stored(self, tokens: Sequence[int], salt: int = 0) -> int:
+        return self._column(tokens, self._own.stored(self._spell(tokens), salt))
+
+    def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
+        if not self._cache.texts[row].first:
+            self._own.store(row, self._spell(tokens), salt)
+
+    def check_integrity(self) -> None:
+        self._own.check_integrity()
+
+    def _spell(self, tokens: Sequence[int]) -> list[int]:
+        words = self._cache.words
+        return [*words.lead, *words.spell(np.array(tokens, np.int64)).tolist()]
+
+    def _column(self, tokens: Sequence[int], own: int) -> int:
+        """How many whole tokens lie in the auxiliary's first columns."""
+        words = self._cache.words
+        ends = len(words.lead) + words.sizes[np.array(tokens, np.int64)].cumsum()
+        return int(np.searchsorted(ends, own, "right"))
+
+
+class TranslatedEngine(Engine):
+    """Steps of an auxiliary over the target's tokens.
+
+    A step with logits after its last token alone is text; one with logits after every token is a level of a draft, a
+    node for each token. Nothing of it can be captured: how many tokens a text has is known on the host alone.
+
+    Args:
+        auxiliary: the engine.
+        vocab_size: of the target.
+        nodes: of a draft at most.
+
+    Raises:
+        InvalidInput: the auxiliary's capacity leaves too little room for a text.
+    """
+
+    cache: TranslatedCache
+
+    def __init__(self, auxiliary: Engine, words: Translation, nodes: int) -> None:
+        spec = replace(auxiliary.spec, vocab_size=len(words.drafted), dtype="float32")
+        room = spec.capacity - nodes - FEW
+        if room < 3 * MAX_PIECES:
+            problem = f"an auxiliary with a vocabulary of its own needs {nodes + FEW + 3 * MAX_PIECES}; export again"
+            raise InvalidInput("capacity", spec.capacity, problem)
+        super().__init__(spec, TranslatedCache(auxiliary.cache, words, room))
+        self.max_tokens = min(nodes + 1, auxiliary.max_tokens or nodes + 1)
+        self._auxiliary, self._words = auxiliary, words
+        self._role = EngineRole(auxiliary, auxiliary.spec.vocab_size)
+        self._drafted = torch.from_numpy(words.drafted.clip(0))
+        self._barrier = torch.from_numpy(np.where(words.drafted < 0, UNKNOWN, 0).astype(np.float32))
+
+    @property
+    def name(self) -> str:
+        return f"{self._auxiliary.name}, with a vocabulary of its own"
+
+    @property
+    def deferred_rows(self) -> int:
+        return self._auxiliary.deferred_rows
+
+    def run_deferred(self) -> None:
+        self._auxiliary.run_deferred()
+
+    def step(self, step: Step) -> Tensor:
+        if len(step.keep) == step.tokens.shape[1] and not step.is_prompt:
+            logits = self._run_level(step)
+        else:
+            logits = self._run_text(step)
+        out = torch.empty(*logits.shape[:2], self.spec.vocab_size) if step.out is None else step.out
+        return torch.index_select(torch.from_numpy(logits), 2, self._drafted, out=out).add_(self._barrier)
+
+    def _run_text(self, step: Step) -> Floats:
+        """Logits after the last token of each row, [R, 1, V] with the auxiliary's V; of a step without logits, none."""
+        texts, kept = self.cache.texts[step.first_row :][: len(step.tokens)], len(step.keep)
+        tokens, starts = step.tokens.cpu().numpy(), step.write_at.cpu().numpy()
+        # a sequence of one token has it twice, of which the second one has the same position
+        is_new = step.positions.cpu().numpy() == starts[:, None] + np.arange(tokens.shape[1])
+        at, left = list[int](), list[Ints]()
+        try:
+            for row, (text, start) in enumerate(zip(texts, starts.tolist(), strict=True)):
+                place, own = text.place(text.known), np.zeros(0, np.int64)
+                if start <= text.known:  # else it was not brought up to date, and its result is not used
+                    place, own = text.extend(tokens[row, is_new[row]], start)
+                alone = max(0, len(own) - FEW) if kept else len(own)
+                for piece in range(0, alone, PIECE):
+                    some = own[piece : min(piece + PIECE, alone)].tolist()
+                    self._role.prefill(step.first_row + row, some, place + piece)
+                at.append(place + alone)
+                left.append(own[alone:])
+            if not kept:
+                return np.zeros((len(texts), 0, self._role.vocab_size), np.float32)
+            lengths = np.array(list(map(len, left)))
+            places = np.minimum(at, self.cache.capacity - lengths.max())
+            first = int(lengths[lengths > 0].min()) - 1
+            inputs = self._role.inputs(len(texts), int(lengths.max()), int(places.max() + lengths.max()), first)
+            given, positions, write_at, mask = inputs.arrays
+            given[:], write_at[:] = 0, places
+            for row, own in enumerate(left):
+                given[row, : len(own)] = own
+            positions[:] = places[:, None] + np.arange(lengths.max())
+            mask[:, 0] = np.arange(mask.shape[3]) <= positions[:, :, None]
+            logits = self._run(inputs)
+        except BaseException:
+            for text in texts:
+                text.first = -1
+            raise
+        return logits[np.arange(len(texts)), np.maximum(lengths - 1, first) - first][:, None]
+
+    def _run_level(self, step: Step) -> Floats:
+        """Logits after each token, [R, S, V] with the auxiliary's V; a row that drafts nothing runs behind its text."""
+        tokens, depths, seen = (x.cpu().numpy() for x in (step.tokens, step.positions, step.mask[:, 0]))
+        texts, steps, places, drafts = self.cache.texts[: len(tokens)], tokens.shape[1], list[int](), list[bool]()
+        for text, own, start in zip(texts, tokens, step.write_at.tolist(), strict=True):
+            drafts.append(text.base <= start <= text.known)
+            if drafts[-1]:
+                text.tokens[start : start + steps], text.known = own, start + steps
+            places.append(min(text.place(start if drafts[-1] else text.known), self.cache.capacity - steps))
+        inputs = self._role.inputs(len(tokens), steps, max(places) + steps)
+        given, positions, write_at, mask = inputs.arrays
+        given[:], write_at[:] = self._words.pieces[self._words.ends[tokens] - 1], places
+        for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+            end = text.place(text.base) if drafts[row] else place
+            mask[row, 0, :, :end], mask[row, 0, :, end:] = True, False
+            positions[row] = end
+            if drafts[row]:
+                nodes = seen[row, :, text.base :][:, : mask.shape[3] - end]
+                mask[row, 0, :, end : end + nodes.shape[1]] = nodes
+                positions[row] += depths[row] - text.base
+        return self._run(inputs, step.drafted)
+
+    def _run(self, inputs: StepInputs, drafted: int = 0) -> Floats:
+        steps = inputs.arrays[0].shape[1]
+        self._auxiliary.cache.reserve([(start, start + steps) for start in inputs.arrays[2].tolist()])
+        return self._role.run(inputs, drafted)
