@@ -1,7 +1,8 @@
-"""Two vocabularies: which tokens are in both, and how one spells the tokens of the other."""
+"""Two vocabularies: which tokens are in both, how one spells the other's, and where a text lies in a cache then."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import dataclass
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Ints = npt.NDArray[np.int64]
-
-MAX_PIECES = 16
-"""Tokens that spell one of the target's at most; of a longer spelling, the last ones are left."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +58,7 @@ class Translation:
         each = [rest] * len(drafted)
         for token, content in ours.items():
             raw = content.encode() if isinstance(content, str) else content
-            each[token] = [known[content]] if content in known else (_spell(raw, known, longest) or rest)[-MAX_PIECES:]
+            each[token] = [known[content]] if content in known else _spell(raw, known, longest) or rest
         sizes = np.array(list(map(len, each)))
         begun = auxiliary("").input_ids[:1]
         lead = begun if begun == [auxiliary.bos_token_id] and target("").input_ids[:1] != [target.bos_token_id] else []
@@ -70,6 +68,60 @@ class Translation:
         """The auxiliary's tokens that spell tokens of the target, without the lead."""
         sizes = self.sizes[tokens]
         return self.pieces[np.repeat(self.ends[tokens] - sizes.cumsum(), sizes) + np.arange(sizes.sum())]
+
+
+class Text:
+    """A row's text in the target's tokens, and where the auxiliary's cache has it: from `first` on, behind the lead.
+
+    Attributes:
+        tokens: int64 [capacity], committed ones, and behind them the nodes of the latest draft.
+        begins: int64 [capacity + 1], how many of the auxiliary's tokens spell what is before each column; up to `base`.
+        base: columns of the text when its latest draft began; behind them, each token has one column.
+        known: columns whose tokens are known.
+        first: where the part of the text begins that fits the auxiliary's cache; -1 where none is there.
+    """
+
+    def __init__(self, capacity: int, words: Translation, room: int) -> None:
+        self.tokens, self.begins = np.zeros(capacity, np.int64), np.zeros(capacity + 1, np.int64)
+        self.base = self.known = self.first = 0
+        self._words, self._lead, self._room = words, len(words.lead), room
+
+    def place(self, column: int) -> int:
+        """The auxiliary's column of a column."""
+        inside = min(column, self.base)
+        begun = self._lead + int(self.begins[inside] - self.begins[self.first])
+        return 0 if self.first < 0 else max(0, begun) + column - inside
+
+    def extend(self, tokens: Ints, start: int) -> tuple[int, Ints]:
+        """Let the text go on with tokens from column `start` on, and have nothing behind.
+
+        Where it is too long for the auxiliary's cache, that holds its last part, from half to all of the room: how much
+        depends on the text alone.
+
+        Returns:
+            what has to be run: the auxiliary's first column, and its tokens.
+        """
+        low, end = min(self.base, start), start + len(tokens)
+        self.tokens[start:end] = tokens
+        sizes = self._words.sizes[self.tokens[low:end]]
+        self.begins[low + 1 : end + 1] = self.begins[low] + sizes.cumsum()
+        self.base = self.known = end
+        odd = np.flatnonzero(sizes[: start - low] != 1)  # was a node, of one column, and is several tokens
+        start, first, over = low + int(odd[0]) if len(odd) else start, 0, self._lead + self.begins[end] - self._room
+        if over > 0:
+            half = self._room // 2
+            first = int(np.searchsorted(self.begins[: end + 1], -(-over // half) * half))
+        start = max(start, first) if first == self.first else first
+        self.first = first
+        lead = self._words.lead if start == first else ()
+        return self.place(start) - len(lead), np.array([*lead, *self._words.spell(self.tokens[start:end])], np.int64)
+
+    def part(self, columns: int) -> Text:
+        """A copy without what is behind the first columns."""
+        other = copy.copy(self)
+        other.tokens, other.begins = self.tokens.copy(), self.begins.copy()
+        other.base, other.known = min(self.base, columns), min(self.known, columns)
+        return other
 
 
 def contents(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:

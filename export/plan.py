@@ -13,11 +13,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from engines.base import KV_PAGE, EngineSpec
-from engines.folder import vocabulary_hash
 from engines.kinds import FORMATS, STATIC
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
-from export.checkpoint.vocabulary import shared_tokens
+from export.checkpoint.vocabulary import describe_vocabularies
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
@@ -77,23 +76,19 @@ def plan_pair(
             spec = replace(spec, plan=plan_for(format, spec, options.compute_capabilities))
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
-    size, shared = shared_tokens(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
-    readers = {model.name: tokenizer for model, tokenizer in zip(models, tokenizers, strict=True)}
+    vocabularies = describe_vocabularies(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
+    if "auxiliary_vocabulary" in vocabularies:
+        shared, size = vocabularies["auxiliary_vocabulary"]["shared"], vocabularies["vocab_size"]
+        progress(f"{shared} of the target's {size} tokens are in both vocabularies ({shared / size:.0%})")
+    readers = dict(zip((model.name for model in models), tokenizers, strict=True))
     text = read_calibration(options.calibration or NEUTRAL_TEXT, readers) if options.measured else None
     specs = [
         replace(s, build_hash=build_hash(s, t, text.sha256 if text and s.precision in MEASURED else ""))
         for s, t in zip(specs, tokenizers, strict=True)
     ]
-    description: dict[str, object] = {
-        "vocab_size": size,
-        "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": models[0].defaults(options.defaults),
-    }
+    description: dict[str, object] = {**vocabularies, "defaults": models[0].defaults(options.defaults)}
     if options.auxiliary is None:
         description["engines"] = ["target"]
-    if shared is not None:
-        progress(f"{shared} of the target's {size} tokens are in both vocabularies ({shared / size:.0%})")
-        description["auxiliary_vocabulary"] = {"hash": vocabulary_hash(tokenizers[1].get_vocab()), "shared": shared}
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
 
 

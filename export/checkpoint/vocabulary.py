@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from engines.folder import vocabulary_hash
 from engines.vocabulary import Translation
 from mtad.errors import InvalidInput
 
@@ -14,10 +16,10 @@ LEAST = 0.3
 """Part of the target's tokens that the auxiliary must have."""
 
 
-def shared_tokens(
+def describe_vocabularies(
     target: PreTrainedTokenizerBase, auxiliary: PreTrainedTokenizerBase, target_size: int, auxiliary_size: int
-) -> tuple[int, int | None]:
-    """Number of the target's token ids, and of those that the auxiliary has under other ids; None: all, under the same.
+) -> dict[str, Any]:
+    """What `pair.json` says of them: the target's, and the auxiliary's where that is another.
 
     Embeddings may be padded beyond the tokenizer (by different amounts); ids there are never drafted nor sampled.
 
@@ -29,8 +31,9 @@ def shared_tokens(
         if size <= (last := int(max(tokenizer.get_vocab().values()))):
             problem = f"its logits are {size} wide, but its tokenizer has ids up to {last}"
             raise InvalidInput(name, tokenizer.name_or_path, problem)
+    said = {"vocab_size": max(ours.values()) + 1, "vocabulary_hash": vocabulary_hash(ours)}
     if ours == theirs:
-        return max(ours.values()) + 1, None
+        return said
     drafted = Translation.of(target, auxiliary).drafted
     shared, end = int((drafted >= 0).sum()), target.eos_token_id
     if shared < LEAST * len(ours) or end is None or drafted[end] < 0:
@@ -39,7 +42,7 @@ def shared_tokens(
             f"least {LEAST:.0%} and one that ends a text must be; give another, or none, and drafts are looked up"
         )
         raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
-    return len(drafted), shared
+    return said | {"auxiliary_vocabulary": {"hash": vocabulary_hash(theirs), "shared": shared}}
 
 
 def within(tokenizer: PreTrainedTokenizerBase, size: int) -> PreTrainedTokenizerBase:

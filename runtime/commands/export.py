@@ -107,7 +107,7 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
 
     from engines.folder import write_folder
     from export.checkpoint.find import find
-    from export.checkpoint.vocabulary import shared_tokens
+    from export.checkpoint.vocabulary import describe_vocabularies
     from mtad.params import DecodingParams
     from runtime.tensorrt_llm.worker import worker_config
 
@@ -120,7 +120,7 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
         if not one.plain:
             raise InvalidInput(one.name, one.source, "the worker reads plain checkpoints only")
     sizes = [one.config.get_text_config().vocab_size for one in models]
-    if shared_tokens(*(one.tokenizer() for one in models), *sizes)[1] is not None:
+    if "auxiliary_vocabulary" in describe_vocabularies(*(one.tokenizer() for one in models), *sizes):
         raise InvalidInput("auxiliary", auxiliary, "its vocabulary is not the target's, which the worker needs")
     if folder.exists():
         raise InvalidInput("pair", str(folder), "exists already; give another name")

@@ -7,7 +7,6 @@ auxiliary's distribution is what the draft is drawn from. So acceptance rules ne
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,91 +17,28 @@ from torch import Tensor
 from engines.base import Engine, Step
 from engines.cache.base import KvCache
 from engines.cache.prefix import PrefixCache
-from engines.vocabulary import MAX_PIECES, Ints, Translation
+from engines.vocabulary import Ints, Text, Translation
 from mtad.errors import InvalidInput
 from runtime.decoder.engine_role import EngineRole, Floats, StepInputs
+from runtime.decoder.kv_cache import PIECE
 
-FEW, PIECE = 8, 256
-"""Tokens of the auxiliary's that each row of a step with logits runs at most, behind those that are run before, alone;
-and tokens of a step that runs such."""
+FEW = 8
+"""Tokens of the auxiliary's that a row runs at most in a step of several rows; those before them are run alone."""
 
-UNKNOWN = -1e9
-"""Logit of a token that the auxiliary lacks. It is finite, for a grammar may forbid all that it has."""
-
-
-class Text:
-    """A row's text in the target's tokens, and where it lies in the auxiliary's cache.
-
-    Columns of the auxiliary's cache that are right hold the text from `first` on, behind the lead.
-
-    Attributes:
-        tokens: int64 [capacity], committed ones, and behind them the nodes of the latest draft.
-        begins: int64 [capacity + 1], how many of the auxiliary's tokens spell what is before each column; up to `base`.
-        base: columns of the text when its latest draft began; behind them, each token has one column.
-        known: columns whose tokens are known.
-        first: where the part of the text begins that fits the auxiliary's cache; -1 where none is there.
-    """
-
-    def __init__(self, capacity: int, words: Translation, room: int) -> None:
-        self.tokens, self.begins = np.zeros(capacity, np.int64), np.zeros(capacity + 1, np.int64)
-        self.base = self.known = self.first = 0
-        self._words, self._lead, self._room = words, len(words.lead), room
-
-    def place(self, column: int) -> int:
-        """The auxiliary's column of a column."""
-        inside = min(column, self.base)
-        begun = self._lead + int(self.begins[inside] - self.begins[self.first])
-        return 0 if self.first < 0 else max(0, begun) + column - inside
-
-    def extend(self, tokens: Ints, start: int) -> tuple[int, Ints]:
-        """Let the text go on with tokens from column `start` on, and have nothing behind.
-
-        Where it is too long for the auxiliary's cache, that holds its last part, from half to all of the room: how much
-        depends on the text alone.
-
-        Returns:
-            what has to be run: the auxiliary's first column, and its tokens.
-        """
-        low, end = min(self.base, start), start + len(tokens)
-        self.tokens[start:end] = tokens
-        sizes = self._words.sizes[self.tokens[low:end]]
-        self.begins[low + 1 : end + 1] = self.begins[low] + sizes.cumsum()
-        self.base = self.known = end
-        odd = np.flatnonzero(sizes[: start - low] != 1)  # was a node, of one column, and is several tokens
-        start, first, over = low + int(odd[0]) if len(odd) else start, 0, self._lead + self.begins[end] - self._room
-        if over > 0:
-            half = self._room // 2
-            first = int(np.searchsorted(self.begins[: end + 1], -(-over // half) * half))
-        start = max(start, first) if first == self.first else first
-        self.first = first
-        lead = self._words.lead if start == first else ()
-        return self.place(start) - len(lead), np.array([*lead, *self._words.spell(self.tokens[start:end])], np.int64)
-
-    def part(self, columns: int) -> Text:
-        """A copy without what is behind the first columns."""
-        other = copy.copy(self)
-        other.tokens, other.begins = self.tokens.copy(), self.begins.copy()
-        other.base, other.known = min(self.base, columns), min(self.known, columns)
-        return other
+UNKNOWN = -1e8
+"""Logit of a token that the auxiliary lacks. It is finite, for a request may forbid all that the auxiliary has."""
 
 
 class TranslatedCache(KvCache):
-    """The cache of an auxiliary, by columns of the target's tokens.
+    """The cache `own` of an auxiliary, by columns of the target's tokens; `texts` says what each row holds.
 
-    Its rows have memory of their own, however the auxiliary's cache is made: which of its pages a text takes is known
-    only when the text is.
-
-    Attributes:
-        own: the auxiliary's.
-        texts: of each row.
+    It has memory for all rows, also where they share pages: how many a text takes is known only when the text is.
     """
 
     def __init__(self, own: KvCache, words: Translation, room: int) -> None:
-        self.own, self.words, self.rows, self.capacity, self._room = own, words, own.rows, own.capacity, room
-        self.texts = [self._new() for _ in range(own.rows)]
-
-    def _new(self) -> Text:
-        return Text(self.capacity, self.words, self._room)
+        self.own, self.words, self.rows, self.capacity = own, words, own.rows, own.capacity
+        self._empty = Text(self.capacity, words, room)
+        self.texts = [self._empty.part(0) for _ in range(own.rows)]
 
     @property
     def device(self) -> torch.device:
@@ -112,7 +48,7 @@ class TranslatedCache(KvCache):
         """Steps reserve what they write."""
 
     def release(self, row: int) -> None:
-        self.texts[row] = self._new()
+        self.texts[row] = self._empty.part(0)
         self.own.release(row)
 
     def clear(self, row: int, start: int = 0) -> None:
@@ -143,10 +79,10 @@ class TranslatedPrefixes(PrefixCache):
         self.bytes = self._own.bytes
 
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
-        raise AssertionError("stretches are of the auxiliary's own tokens")
+        self._own.load(slots, row, start, tokens)
 
     def save(self, slot: int, row: int, start: int) -> None:
-        raise AssertionError("stretches are of the auxiliary's own tokens")
+        self._own.save(slot, row, start)
 
     def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         text = self._cache.texts[row]
@@ -185,8 +121,6 @@ class TranslatedEngine(Engine):
     node for each token. Nothing of it can be captured: how many tokens a text has is known on the host alone.
 
     Args:
-        auxiliary: the engine.
-        vocab_size: of the target.
         nodes: of a draft at most.
 
     Raises:
@@ -197,9 +131,9 @@ class TranslatedEngine(Engine):
 
     def __init__(self, auxiliary: Engine, words: Translation, nodes: int) -> None:
         spec = replace(auxiliary.spec, vocab_size=len(words.drafted), dtype="float32")
-        room = spec.capacity - nodes - FEW
-        if room < 3 * MAX_PIECES:
-            problem = f"an auxiliary with a vocabulary of its own needs {nodes + FEW + 3 * MAX_PIECES}; export again"
+        room, least = spec.capacity - nodes - FEW, 3 * int(words.sizes.max())
+        if room < least:  # so that each half has room for a token
+            problem = f"an auxiliary with a vocabulary of its own needs {nodes + FEW + least}; export again"
             raise InvalidInput("capacity", spec.capacity, problem)
         super().__init__(spec, TranslatedCache(auxiliary.cache, words, room))
         self.max_tokens = min(nodes + 1, auxiliary.max_tokens or nodes + 1)
@@ -220,10 +154,8 @@ class TranslatedEngine(Engine):
         self._auxiliary.run_deferred()
 
     def step(self, step: Step) -> Tensor:
-        if len(step.keep) == step.tokens.shape[1] and not step.is_prompt:
-            logits = self._run_level(step)
-        else:
-            logits = self._run_text(step)
+        is_level = len(step.keep) == step.tokens.shape[1] and not step.is_prompt
+        logits = self._run_level(step) if is_level else self._run_text(step)
         out = torch.empty(*logits.shape[:2], self.spec.vocab_size) if step.out is None else step.out
         return torch.index_select(torch.from_numpy(logits), 2, self._drafted, out=out).add_(self._barrier)
 
