@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from engines.cache.page_table import Ints
 from mtad.errors import InvalidInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +57,7 @@ class Translation:
             raw = content.encode() if isinstance(content, str) else content
             each[token] = [known[content]] if content in known else _spell(raw, known, longest) or rest
         sizes = np.array(list(map(len, each)))
-        begun = auxiliary("").input_ids[:1]
-        lead = begun if begun == [auxiliary.bos_token_id] and target("").input_ids[:1] != [target.bos_token_id] else []
+        lead = [] if target("").input_ids else auxiliary("").input_ids[:1]
         return cls(np.concatenate(each), sizes.cumsum(), sizes, drafted, tuple(lead))
 
     def spell(self, tokens: Ints) -> Ints:
@@ -99,8 +95,10 @@ class Text:
         depends on the text alone.
 
         Returns:
-            what has to be run: the auxiliary's first column, and its tokens.
+            what has to be run: the auxiliary's first column, and its tokens; none where columns before are not known.
         """
+        if start > self.known:
+            return self.place(self.known), tokens[:0]
         low, end = min(self.base, start), start + len(tokens)
         self.tokens[start:end] = tokens
         sizes = self._words.sizes[self.tokens[low:end]]
@@ -132,18 +130,18 @@ def contents(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
     """
     decoder = str(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     if "ByteLevel" not in decoder and "▁" not in decoder:
-        problem = "its tokens are neither bytes nor SentencePiece's, so two vocabularies cannot be compared"
-        raise InvalidInput("tokenizer", tokenizer.name_or_path, f"{problem}; give two models with one vocabulary")
+        problem = "its tokens are neither bytes nor SentencePiece's; give two models with one vocabulary"
+        raise InvalidInput("tokenizer", tokenizer.name_or_path, problem)
     numbers = {character: byte for byte, character in bytes_to_unicode().items()} if "ByteLevel" in decoder else {}
+    single = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
     added, found = tokenizer.added_tokens_decoder, dict[int, bytes | str]()
     for name, token in sorted(tokenizer.get_vocab().items(), key=lambda item: not item[0].startswith("<0x")):
         if token in added:
             found[token] = name if added[token].special else name.encode()
-        elif numbers:
-            found[token] = bytes(numbers[c] for c in name) if numbers.keys() >= set(name) else name.encode()
+        elif numbers.keys() >= set(name):
+            found[token] = bytes(numbers[character] for character in name)
         else:
-            byte = re.fullmatch("<0x([0-9A-F]{2})>", name)
-            found[token] = bytes.fromhex(byte[1]) if byte else name.replace("▁", " ").encode()
+            found[token] = single.get(name) or name.replace("▁", " ").encode()
     return found
 
 

@@ -77,9 +77,8 @@ def plan_pair(
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
     vocabularies = describe_vocabularies(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
-    if "auxiliary_vocabulary" in vocabularies:
-        shared, size = vocabularies["auxiliary_vocabulary"]["shared"], vocabularies["vocab_size"]
-        progress(f"{shared} of the target's {size} tokens are in both vocabularies ({shared / size:.0%})")
+    if shared := vocabularies.get("shared_tokens"):
+        progress(f"{shared} of the target's {vocabularies['vocab_size']} tokens are in both vocabularies")
     readers = dict(zip((model.name for model in models), tokenizers, strict=True))
     text = read_calibration(options.calibration or NEUTRAL_TEXT, readers) if options.measured else None
     specs = [

@@ -122,13 +122,13 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
 
         follow_if_launched()
     values = read_description(folder)
-    vocab_size, vocabularies = values["vocab_size"], vocabulary_hashes(values)
+    vocab_size, vocabularies = values["vocab_size"], (values["vocabulary_hash"], values["auxiliary_vocabulary_hash"])
     specs = {name: read_spec(folder / name) for name in values["engines"]}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     for name in ("rows", "capacity"):
         if (ours := getattr(target, name)) != (theirs := getattr(auxiliary, name)):
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
-    translated = "auxiliary" in specs and len(set(vocabularies.values())) > 1
+    translated = "auxiliary" in specs and vocabularies[0] != vocabularies[1]
     if vocab_size > (target.vocab_size if translated else min(target.vocab_size, auxiliary.vocab_size)):
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
     fewest = rows or (1 if config.memory is not None else target.rows)  # a timing takes no more memory than is allowed
@@ -145,7 +145,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
             rows = fitting if rows is None else min(rows, fitting)
         elif not placement.on_gpu:
             _check_memory(replace(whole, rows=rows or whole.rows))
-    tokenizers = [open_tokenizer(folder / name, vocabularies[name]) for name in specs]
+    tokenizers = [open_tokenizer(folder / name, own) for name, own in zip(specs, vocabularies, strict=False)]
     if ranks > 1:
         parallel = open_parallel(folder / "target", replace(target, rows=rows or target.rows), ranks, placement)
         engine: Engine = parallel
@@ -198,27 +198,20 @@ def _check_memory(wanted: Memory) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `pair.json` says; where it names no engines, there are both.
+    """What `pair.json` says; where it names no engines, there are both, and without another vocabulary, one.
 
     Raises:
         InvalidInput: it is missing or damaged.
     """
     values = read_json(folder, "pair.json")
-    for name, kind in (("vocab_size", int), ("vocabulary_hash", str), ("defaults", dict)):
+    values.setdefault("auxiliary_vocabulary_hash", values.get("vocabulary_hash"))
+    kinds = {"vocab_size": int, "vocabulary_hash": str, "auxiliary_vocabulary_hash": str, "defaults": dict}
+    for name, kind in kinds.items():
         if type(values.get(name)) is not kind or (name == "vocab_size" and values[name] < 1):
             raise InvalidInput(f"pair.json {name}", values.get(name), "missing or damaged; export again")
     if values.setdefault("engines", list(ROLES)) not in (["target"], list(ROLES)):
         raise InvalidInput("pair.json engines", values["engines"], "give target, or target and auxiliary")
-    own = values.get("auxiliary_vocabulary", {"hash": ""})
-    if not isinstance(own, dict) or not isinstance(own.get("hash"), str):
-        raise InvalidInput("pair.json auxiliary_vocabulary", own, "damaged; export again")
     return values
-
-
-def vocabulary_hashes(values: dict[str, Any]) -> dict[str, str]:
-    """The hash of each engine's vocabulary, by what `pair.json` says."""
-    own = values.get("auxiliary_vocabulary", {"hash": values["vocabulary_hash"]})
-    return {"target": values["vocabulary_hash"], "auxiliary": own["hash"]}
 
 
 def _read_defaults(values: dict[str, Any]) -> DecodingParams:

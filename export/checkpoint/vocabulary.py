@@ -42,7 +42,7 @@ def describe_vocabularies(
             f"least {LEAST:.0%} and one that ends a text must be; give another, or none, and drafts are looked up"
         )
         raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
-    return said | {"auxiliary_vocabulary": {"hash": vocabulary_hash(theirs), "shared": shared}}
+    return said | {"auxiliary_vocabulary_hash": vocabulary_hash(theirs), "shared_tokens": shared}
 
 
 def within(tokenizer: PreTrainedTokenizerBase, size: int) -> PreTrainedTokenizerBase:

@@ -120,7 +120,7 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
         if not one.plain:
             raise InvalidInput(one.name, one.source, "the worker reads plain checkpoints only")
     sizes = [one.config.get_text_config().vocab_size for one in models]
-    if "auxiliary_vocabulary" in describe_vocabularies(*(one.tokenizer() for one in models), *sizes):
+    if "shared_tokens" in describe_vocabularies(*(one.tokenizer() for one in models), *sizes):
         raise InvalidInput("auxiliary", auxiliary, "its vocabulary is not the target's, which the worker needs")
     if folder.exists():
         raise InvalidInput("pair", str(folder), "exists already; give another name")

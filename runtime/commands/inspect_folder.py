@@ -10,7 +10,7 @@ from engines.folder import read_spec, vocabulary_hash
 from engines.memory import Memory
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.pair import open_tokenizer, read_description, vocabulary_hashes
+from runtime.pair import open_tokenizer, read_description
 
 
 def inspect(folder: Path) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         InvalidInput: the folder, or one of its engines, is damaged.
     """
     values = read_description(folder)
-    vocabularies, defaults = vocabulary_hashes(values), values["defaults"]
-    DecodingParams.from_dict(dict(defaults))
+    vocabularies = {"target": values["vocabulary_hash"], "auxiliary": values["auxiliary_vocabulary_hash"]}
+    DecodingParams.from_dict(dict(values["defaults"]))
     engines = {name: inspect_engine(folder / name, vocabularies[name]) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
@@ -42,8 +42,9 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "vocab_size": values["vocab_size"],
         "vocabulary_hash": values["vocabulary_hash"],
-        "auxiliary_vocabulary": values.get("auxiliary_vocabulary"),
-        "defaults": defaults,
+        "auxiliary_vocabulary_hash": values["auxiliary_vocabulary_hash"],
+        "shared_tokens": values.get("shared_tokens", values["vocab_size"]),
+        "defaults": values["defaults"],
         "tuned": "tuning" in values,
         "memory": {**asdict(memory), "total": memory.total},
         "engines": engines,

@@ -1,8 +1,7 @@
 """An auxiliary with a vocabulary of its own, as an engine that takes the target's tokens and gives their logits.
 
 A committed token becomes the tokens that spell it, so a row has columns of its own in the auxiliary's cache. A drafted
-one is a token of both vocabularies, in one column: what is not in both is never drafted, and the rest of the
-auxiliary's distribution is what the draft is drawn from. So acceptance rules need to know nothing of it.
+one is in both vocabularies, and has one column; what the auxiliary says of such tokens is what drafts are drawn from.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engines.base import Engine, Step
 from engines.cache.base import KvCache
@@ -22,11 +22,9 @@ from mtad.errors import InvalidInput
 from runtime.decoder.engine_role import EngineRole, Floats, StepInputs
 from runtime.decoder.kv_cache import PIECE
 
-FEW = 8
-"""Tokens of the auxiliary's that a row runs at most in a step of several rows; those before them are run alone."""
-
-UNKNOWN = -1e8
-"""Logit of a token that the auxiliary lacks. It is finite, for a request may forbid all that the auxiliary has."""
+FEW, UNKNOWN = 8, -1e8
+"""The auxiliary's tokens that a row runs at most in a step of several rows, those before them alone; and the logit of a
+token that it lacks, which is finite because a request may forbid all that it has."""
 
 
 class TranslatedCache(KvCache):
@@ -52,8 +50,9 @@ class TranslatedCache(KvCache):
         self.own.release(row)
 
     def clear(self, row: int, start: int = 0) -> None:
-        self.own.clear(row, self.texts[row].place(start) if start else 0)
+        self.own.clear(row)
         self.texts[row] = self.texts[row].part(start)
+        self.texts[row].first = -1  # a step that broke may have begun to move the text
 
     def copy(self, source: int, to: int, columns: int) -> None:
         self.own.copy(source, to, self.texts[source].place(columns))
@@ -75,14 +74,8 @@ class TranslatedPrefixes(PrefixCache):
     """The prefixes that the auxiliary's cache keeps, by the target's tokens."""
 
     def __init__(self, cache: TranslatedCache, tokens: int) -> None:
-        self._cache, self._own = cache, cache.own.prefix_cache(tokens)
+        self._cache, self._words, self._own = cache, cache.words, cache.own.prefix_cache(tokens)
         self.bytes = self._own.bytes
-
-    def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
-        self._own.load(slots, row, start, tokens)
-
-    def save(self, slot: int, row: int, start: int) -> None:
-        self._own.save(slot, row, start)
 
     def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         text = self._cache.texts[row]
@@ -104,13 +97,11 @@ class TranslatedPrefixes(PrefixCache):
         self._own.check_integrity()
 
     def _spell(self, tokens: Sequence[int]) -> list[int]:
-        words = self._cache.words
-        return [*words.lead, *words.spell(np.array(tokens, np.int64)).tolist()]
+        return [*self._words.lead, *self._words.spell(np.array(tokens, np.int64)).tolist()]
 
     def _column(self, tokens: Sequence[int], own: int) -> int:
         """How many whole tokens lie in the auxiliary's first columns."""
-        words = self._cache.words
-        ends = len(words.lead) + words.sizes[np.array(tokens, np.int64)].cumsum()
+        ends = len(self._words.lead) + self._words.sizes[np.array(tokens, np.int64)].cumsum()
         return int(np.searchsorted(ends, own, "right"))
 
 
@@ -139,8 +130,7 @@ class TranslatedEngine(Engine):
         self.max_tokens = min(nodes + 1, auxiliary.max_tokens or nodes + 1)
         self._auxiliary, self._words = auxiliary, words
         self._role = EngineRole(auxiliary, auxiliary.spec.vocab_size)
-        self._drafted = torch.from_numpy(words.drafted.clip(0))
-        self._barrier = torch.from_numpy(np.where(words.drafted < 0, UNKNOWN, 0).astype(np.float32))
+        self._drafted = torch.from_numpy(words.drafted % (auxiliary.spec.vocab_size + 1))
 
     @property
     def name(self) -> str:
@@ -157,7 +147,7 @@ class TranslatedEngine(Engine):
         is_level = len(step.keep) == step.tokens.shape[1] and not step.is_prompt
         logits = self._run_level(step) if is_level else self._run_text(step)
         out = torch.empty(*logits.shape[:2], self.spec.vocab_size) if step.out is None else step.out
-        return torch.index_select(torch.from_numpy(logits), 2, self._drafted, out=out).add_(self._barrier)
+        return torch.index_select(pad(torch.from_numpy(logits), (0, 1), value=UNKNOWN), 2, self._drafted, out=out)
 
     def _run_text(self, step: Step) -> Floats:
         """Logits after the last token of each row, [R, 1, V] with the auxiliary's V; of a step without logits, none."""
@@ -166,34 +156,27 @@ class TranslatedEngine(Engine):
         # a sequence of one token has it twice, of which the second one has the same position
         is_new = step.positions.cpu().numpy() == starts[:, None] + np.arange(tokens.shape[1])
         at, left = list[int](), list[Ints]()
-        try:
-            for row, (text, start) in enumerate(zip(texts, starts.tolist(), strict=True)):
-                place, own = text.place(text.known), np.zeros(0, np.int64)
-                if start <= text.known:  # else it was not brought up to date, and its result is not used
-                    place, own = text.extend(tokens[row, is_new[row]], start)
-                alone = max(0, len(own) - FEW) if kept else len(own)
-                for piece in range(0, alone, PIECE):
-                    some = own[piece : min(piece + PIECE, alone)].tolist()
-                    self._role.prefill(step.first_row + row, some, place + piece)
-                at.append(place + alone)
-                left.append(own[alone:])
-            if not kept:
-                return np.zeros((len(texts), 0, self._role.vocab_size), np.float32)
-            lengths = np.array(list(map(len, left)))
-            places = np.minimum(at, self.cache.capacity - lengths.max())
-            first = int(lengths[lengths > 0].min()) - 1
-            inputs = self._role.inputs(len(texts), int(lengths.max()), int(places.max() + lengths.max()), first)
-            given, positions, write_at, mask = inputs.arrays
-            given[:], write_at[:] = 0, places
-            for row, own in enumerate(left):
-                given[row, : len(own)] = own
-            positions[:] = places[:, None] + np.arange(lengths.max())
-            mask[:, 0] = np.arange(mask.shape[3]) <= positions[:, :, None]
-            logits = self._run(inputs)
-        except BaseException:
-            for text in texts:
-                text.first = -1
-            raise
+        for row, (text, start) in enumerate(zip(texts, starts.tolist(), strict=True)):
+            place, own = text.extend(tokens[row, is_new[row]], start)
+            alone = max(0, len(own) - FEW) if kept else len(own)
+            for piece in range(0, alone, PIECE):
+                some = own[piece : min(piece + PIECE, alone)].tolist()
+                self._role.prefill(step.first_row + row, some, place + piece)
+            at.append(place + alone)
+            left.append(own[alone:])
+        if not kept:
+            return np.zeros((len(texts), 0, self._role.vocab_size), np.float32)
+        lengths = np.array(list(map(len, left)))
+        places = np.minimum(at, self.cache.capacity - lengths.max())
+        first = int(lengths[lengths > 0].min()) - 1
+        inputs = self._role.inputs(len(texts), int(lengths.max()), int(places.max() + lengths.max()), first)
+        given, positions, write_at, mask = inputs.arrays
+        given[:], write_at[:] = 0, places
+        for row, own in enumerate(left):
+            given[row, : len(own)] = own
+        positions[:] = places[:, None] + np.arange(lengths.max())
+        mask[:, 0] = np.arange(mask.shape[3]) <= positions[:, :, None]
+        logits = self._run(inputs)
         return logits[np.arange(len(texts)), np.maximum(lengths - 1, first) - first][:, None]
 
     def _run_level(self, step: Step) -> Floats:

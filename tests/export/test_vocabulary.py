@@ -49,7 +49,7 @@ class TestVocabulary:
             model["merges"].pop()
 
         other = self.changed(checkpoints[0], tmp_path, change)
-        assert describe_vocabularies(tokenizer, other, 300, 300)["auxiliary_vocabulary"]["shared"] == 299
+        assert describe_vocabularies(tokenizer, other, 300, 300)["shared_tokens"] == 299
         translation = Translation.of(tokenizer, other)
         assert translation.drafted[[40, 77, 299, 0]].tolist() == [77, 40, -1, 0]
         assert other.decode(translation.spell(np.array([299, 41]))) == tokenizer.decode([299, 41])
