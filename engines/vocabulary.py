@@ -37,11 +37,7 @@ class Translation:
 
     @classmethod
     def of(cls, target: PreTrainedTokenizerBase, auxiliary: PreTrainedTokenizerBase) -> Translation:
-        """The translation between two tokenizers: tokens are the same where their bytes are, special ones by role.
-
-        Raises:
-            InvalidInput: the bytes of a tokenizer's tokens are not known.
-        """
+        """The translation between two tokenizers: tokens are the same where their `contents` are, or their roles."""
         ours, theirs = contents(target), contents(auxiliary)
         known = {content: token for token, content in theirs.items()}
         for role in ("eos_token_id", "bos_token_id"):

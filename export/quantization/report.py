@@ -42,7 +42,7 @@ class Calibration:
     texts: dict[str, list[list[int]]]
 
 
-def read_calibration(path: Path, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> Calibration:
+def read_calibration(path: Path, readers: Mapping[str, PreTrainedTokenizerBase]) -> Calibration:
     """Read JSON lines with `prompt` and, if known, `answer`.
 
     Raises:
@@ -52,8 +52,9 @@ def read_calibration(path: Path, tokenizers: Mapping[str, PreTrainedTokenizerBas
         examples = read_prompts(path)
     except InvalidInput as error:
         raise InvalidInput("calibration", str(path), error.problem) from error
-    whole = [example.prompt + (example.answer or "") for example in examples]
-    texts = {name: [list(own(text).input_ids) for text in whole] for name, own in tokenizers.items()}
+    texts = {
+        name: [list(own(x.prompt + (x.answer or "")).input_ids) for x in examples] for name, own in readers.items()
+    }
     if min(max(map(len, own)) for own in texts.values()) < 2:
         raise InvalidInput("calibration", str(path), "none of its lines has two tokens or more")
     return Calibration(path.name, path == NEUTRAL_TEXT, hashlib.sha256(path.read_bytes()).hexdigest(), texts)
