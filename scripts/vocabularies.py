@@ -1,6 +1,8 @@
 """What a pair with two vocabularies gives: the demo's auxiliary is taught another one, and drafts what both have.
 
-python -m scripts.vocabularies build/demo-pair      tokens per pass of `block`, with either; about 20 minutes
+    python -m scripts.vocabularies build/demo-pair      tokens per pass of `block`, with either; about 20 minutes
+
+`--taught FOLDER` keeps what was taught.
 """
 
 from __future__ import annotations

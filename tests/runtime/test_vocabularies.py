@@ -19,6 +19,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from runtime import LLM, DecodingParams, Result, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
+from runtime.decoder.translated import UNKNOWN
 from runtime.pair import open_pair
 from tests.support.checkpoints import make_checkpoint, make_other_tokenizer
 from tests.support.once import once
@@ -71,18 +72,22 @@ def words(checkpoints: tuple[Path, Path]) -> Translation:
     return Translation.of(*map(AutoTokenizer.from_pretrained, checkpoints))
 
 
-def check(result: Result, words: Translation, auxiliary: LlamaForCausalLM, tolerance: float) -> int:
+def check(
+    result: Result, words: Translation, auxiliary: LlamaForCausalLM, tolerance: float, bias: dict[int, float]
+) -> int:
     """Compare what a result's tokens were drafted from with the checkpoint; returns how many there were."""
     text, path, count = list(result.prompt_token_ids), list[int](), 0
+    added, lacks = torch.zeros(len(words.drafted)), torch.tensor(words.drafted < 0)
+    added[list(bias)] = torch.tensor(list(bias.values()))
     for at, one in enumerate(result.details, 1):
         for draft in [one.accepted] if one.accepted else one.rejected:
             own = np.concatenate([[0], words.sizes[text].cumsum()])
             over = len(words.lead) + own[-1] - ROOM
             first = np.flatnonzero(own >= -(-over // (ROOM // 2)) * (ROOM // 2))[0] if over > 0 else 0
-            read = [*words.lead, *words.spell(np.array(text[first:])), *words.drafted[path]]
+            read = [*words.lead, *words.spell(np.array(text[first:])), *words.pieces[words.ends[path] - 1]]
             with torch.inference_mode():
                 logits = auxiliary(torch.tensor([read])).logits[0, -1, words.drafted.clip(0)]
-            law = logits.masked_fill(torch.tensor(words.drafted < 0), -torch.inf).softmax(-1)
+            law = (torch.where(lacks, UNKNOWN, logits) + added).softmax(-1)
             assert draft.q == pytest.approx(float(law[draft.token]), abs=tolerance)
             path.append(draft.token)
             count += 1
@@ -91,15 +96,22 @@ def check(result: Result, words: Translation, auxiliary: LlamaForCausalLM, toler
     return count
 
 
+@pytest.fixture(scope="module")
+def auxiliary(checkpoints: tuple[Path, Path]) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(checkpoints[1], dtype=torch.float32).eval()
+
+
+def tolerance(llm: LLM) -> float:
+    return 0.1 if llm.pair.auxiliary.name.startswith("OpenVINO") else 1e-4
+
+
 def test_drafts_are_drawn_from_what_the_auxiliary_says_of_the_tokens_that_both_have(
-    llm: LLM, checkpoints: tuple[Path, Path], words: Translation
+    llm: LLM, auxiliary: LlamaForCausalLM, words: Translation
 ) -> None:
-    auxiliary = LlamaForCausalLM.from_pretrained(checkpoints[1], dtype=torch.float32).eval()
     base = DecodingParams(draft_len=4, draft="model", max_tokens=24, ignore_eos=True, draft_details=True, seed=3)
     asked = [replace(base, method=("block", "traversal", "mtad", "mmtad")[n % 4], branching=(3, 1)) for n in range(7)]
     results = llm.generate(PROMPTS, asked)
-    tolerance = 1e-4 if llm.pair.auxiliary.name.startswith(("Torch", "ONNX")) else 0.1
-    assert sum(check(result, words, auxiliary, tolerance) for result in results) > 150
+    assert sum(check(result, words, auxiliary, tolerance(llm), {}) for result in results) > 150
     assert sum(result.statistics.accepted for result in results) > 30
     tokens = {token for result in results for token in (*result.token_ids, *result.prompt_token_ids)}
     assert words.sizes[list(tokens)].max() > 1, "some tokens are several of the auxiliary's"
@@ -117,13 +129,18 @@ def test_greedy_decoding_gives_what_the_target_gives_alone(llm: LLM, draft: str)
     assert sum(result.statistics.reused_tokens for result in results) > 64
 
 
-def test_where_all_that_the_auxiliary_has_is_forbidden_drafts_are_what_it_lacks(llm: LLM, words: Translation) -> None:
-    only = np.flatnonzero(words.drafted < 0)[:3].tolist()
-    bias = {token: -1e9 for token in range(300) if token not in only}
-    params = DecodingParams(draft="model", draft_len=3, branching=(2, 1), max_tokens=24, seed=1, logit_bias=bias)
-    results = llm.generate(PROMPTS[:4] * 2, [replace(params, method=name) for name in ["block", "traversal"] * 4])
-    assert {token for result in results for token in result.token_ids} == set(only)
-    assert sum(result.statistics.accepted for result in results) > 10
+def test_what_the_auxiliary_lacks_is_drafted_where_a_request_leaves_nothing_else_or_asks_for_it(
+    llm: LLM, auxiliary: LlamaForCausalLM, words: Translation
+) -> None:
+    only = np.flatnonzero((words.drafted < 0) & (words.sizes > 1))[:3].tolist()
+    forbidding = {token: -1e9 for token in range(300) if token not in only}
+    base = DecodingParams(draft="model", draft_len=3, branching=(2, 1), max_tokens=24, seed=1, draft_details=True)
+    for bias in (forbidding, {only[0]: -UNKNOWN}):  # which the target then adds at once, and the auxiliary seldom
+        asked = [replace(base, method=name, logit_bias=bias) for name in ["block", "traversal"] * 2]
+        results = llm.generate(PROMPTS[:4], asked)
+        assert {token for result in results for token in result.token_ids} <= set(only)
+        assert sum(check(result, words, auxiliary, tolerance(llm), bias) for result in results) > 40
+        assert sum(result.statistics.accepted for result in results) > 10
 
 
 def test_a_pair_says_what_its_vocabularies_share_and_whatever_is_wrong_of_them_is_refused(
