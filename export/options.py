@@ -24,7 +24,7 @@ class ExportOptions:
 
     Attributes:
         target: checkpoint of the target: a local folder, a hub id, a GGUF file, or the folder of a LoRA adapter.
-        auxiliary: checkpoint of the auxiliary, with the same vocabulary; without, drafts are looked up in the text.
+        auxiliary: checkpoint of the auxiliary; without, drafts are looked up in the text.
         revision: branch, tag or commit of a target on the hub; by default, its main branch.
         auxiliary_revision: branch, tag or commit of an auxiliary on the hub.
         rows: requests at once, of both engines.

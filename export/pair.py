@@ -76,7 +76,7 @@ def export_pair(
             elif spec.precision in STATIC:
                 assert plan.calibration is not None
                 executed = work / EXECUTED / model.name
-                write_static_engine(source, own, executed, model, spec, plan.calibration.texts, progress)
+                write_static_engine(source, own, executed, model, spec, plan.calibration.texts[model.name], progress)
             else:
                 write_engine(own, model, spec, tokenizer, progress)
         for model, spec, _ in plan.engines:

@@ -13,11 +13,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from engines.base import KV_PAGE, EngineSpec
-from engines.folder import vocabulary_hash
 from engines.kinds import FORMATS, STATIC
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
-from export.checkpoint.vocabulary import common_vocabulary
+from export.checkpoint.vocabulary import describe_vocabularies
 from export.options import MEASURED, ExportOptions
 from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
@@ -77,17 +76,16 @@ def plan_pair(
             spec = replace(spec, plan=plan_for(format, spec, options.compute_capabilities))
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
-    size = common_vocabulary(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
-    text = read_calibration(options.calibration or NEUTRAL_TEXT, tokenizers[0]) if options.measured else None
+    vocabularies = describe_vocabularies(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
+    if shared := vocabularies.get("shared_tokens"):
+        progress(f"{shared} of the target's {vocabularies['vocab_size']} tokens are in both vocabularies")
+    readers = dict(zip((model.name for model in models), tokenizers, strict=True))
+    text = read_calibration(options.calibration or NEUTRAL_TEXT, readers) if options.measured else None
     specs = [
         replace(s, build_hash=build_hash(s, t, text.sha256 if text and s.precision in MEASURED else ""))
         for s, t in zip(specs, tokenizers, strict=True)
     ]
-    description: dict[str, object] = {
-        "vocab_size": size,
-        "vocabulary_hash": vocabulary_hash(tokenizers[0].get_vocab()),
-        "defaults": models[0].defaults(options.defaults),
-    }
+    description: dict[str, object] = {**vocabularies, "defaults": models[0].defaults(options.defaults)}
     if options.auxiliary is None:
         description["engines"] = ["target"]
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)

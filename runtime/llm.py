@@ -82,7 +82,7 @@ class LLM:
             raise InvalidInput("max_draft_len", config.max_draft_len, problem)
         for engine in (pair.auxiliary, pair.target):
             if engine.max_tokens is not None and config.nodes >= engine.max_tokens:
-                problem = f"a plan has room for {engine.max_tokens - 1} drafted tokens, max_draft_len x max_beam_width"
+                problem = f"there is room for {engine.max_tokens - 1} drafted tokens, max_draft_len x max_beam_width"
                 raise InvalidInput("max_draft_len", config.max_draft_len, problem)
         if recorder is None and device.type == "cuda":
             recorder = CudaRecorder(str(device)) if config.graphs else NoRecorder(str(device))

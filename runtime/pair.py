@@ -1,4 +1,4 @@
-"""Opening a pair folder: two engines, one vocabulary, tuned defaults."""
+"""Opening a pair folder: two engines, tuned defaults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from engines.base import Engine
 from engines.folder import open_engine, read_json, read_spec, vocabulary_hash, write_json
 from engines.memory import Memory, format_bytes
 from engines.no_auxiliary import NoAuxiliary
+from engines.vocabulary import Translation
 from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig, check_least
+from runtime.decoder.translated import TranslatedEngine
 from runtime.fastest import choose_provider, fastest_placement
 from runtime.speculation.planner import DraftCosts
 from runtime.step_times import LEVELS, draft_seconds, step_seconds
@@ -36,7 +38,7 @@ class Pair:
 
     Attributes:
         auxiliary: `NoAuxiliary` where drafts are looked up alone.
-        vocab_size: token ids both know.
+        vocab_size: token ids of the target, and of what it is given.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
         threads: CPU threads of each engine.
@@ -118,13 +120,14 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
 
         follow_if_launched()
     values = read_description(folder)
-    vocab_size, vocabulary = values["vocab_size"], values["vocabulary_hash"]
+    vocab_size, vocabularies = values["vocab_size"], (values["vocabulary_hash"], values["auxiliary_vocabulary_hash"])
     specs = {name: read_spec(folder / name) for name in values["engines"]}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     for name in ("rows", "capacity"):
         if (ours := getattr(target, name)) != (theirs := getattr(auxiliary, name)):
             raise InvalidInput(name, f"{ours} and {theirs}", "the two engines must agree; export the pair again")
-    if min(target.vocab_size, auxiliary.vocab_size) < vocab_size:
+    translated = "auxiliary" in specs and vocabularies[0] != vocabularies[1]
+    if vocab_size > (target.vocab_size if translated else min(target.vocab_size, auxiliary.vocab_size)):
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
     fewest = rows or (1 if config.memory is not None else target.rows)  # a timing takes no more memory than is allowed
     timed = {folder / name: replace(spec, rows=fewest) for name, spec in specs.items()}
@@ -140,7 +143,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
             rows = fitting if rows is None else min(rows, fitting)
         elif not placement.on_gpu:
             _check_memory(replace(whole, rows=rows or whole.rows))
-    tokenizer, *_ = [open_tokenizer(folder / name, vocabulary) for name in specs]
+    tokenizers = [open_tokenizer(folder / name, own) for name, own in zip(specs, vocabularies, strict=False)]
     if ranks > 1:
         parallel = open_parallel(folder / "target", replace(target, rows=rows or target.rows), ranks, placement)
         engine: Engine = parallel
@@ -153,6 +156,8 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         if kinds[1].provider == "openvino":
             own = fastest_placement(folder / "auxiliary", replace(auxiliary, rows=engine.spec.rows), placement)
         drafter = open_engine(folder / "auxiliary", own, rows)
+    if translated:
+        drafter = TranslatedEngine(drafter, Translation.of(*tokenizers), nodes)
     apart = "" if own is placement else ", which drafts faster"
     runs_on = f"target: {engine.name}; auxiliary: {drafter.name}{apart}{f' ({why})' if why else ''}"
     log.info("%s", runs_on)
@@ -161,7 +166,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
     pair = Pair(
         target=engine,
         auxiliary=drafter,
-        tokenizer=tokenizer,
+        tokenizer=tokenizers[0],
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
@@ -192,14 +197,17 @@ def _check_memory(wanted: Memory) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `pair.json` says: `tuned` parameters lie over its `defaults`; where it names no engines, there are both.
+    """What `pair.json` says: `tuned` parameters lie over its `defaults`; where it names no engines, there are both, and
+    without another vocabulary, one.
 
     Raises:
         InvalidInput: it is missing or damaged.
     """
     values = read_json(folder, "pair.json")
     values = {"tuned": {}, "costs": {}, **values}
+    values.setdefault("auxiliary_vocabulary_hash", values.get("vocabulary_hash"))
     kinds = {"vocab_size": int, "vocabulary_hash": str, "defaults": dict, "tuned": dict, "costs": dict}
+    kinds["auxiliary_vocabulary_hash"] = str
     for name, kind in kinds.items():
         if type(values.get(name)) is not kind or (name == "vocab_size" and values[name] < 1):
             raise InvalidInput(f"pair.json {name}", values.get(name), "missing or damaged; export again")

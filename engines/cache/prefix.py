@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ Key = tuple[int, tuple[int, ...]]
 """Slot of the preceding page (for none, -1 - salt), and the page's own tokens: together, all tokens from the start."""
 
 
-class PrefixCache(ABC):
+class PrefixCache:
     """Stretches of 64 columns of one cache, found by all tokens from the start; the least recently used go first.
 
     It belongs to one engine in one process, so it can never serve another pair. Only prompts are kept: their keys and
@@ -36,11 +35,9 @@ class PrefixCache(ABC):
         # a stretch is touched before the one it follows, so the least recently used one never has a follower
         self._slots: OrderedDict[Key, int] = OrderedDict()
 
-    @abstractmethod
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
         """Let columns `start` .. of a row, those of these tokens, be what the slots hold."""
 
-    @abstractmethod
     def save(self, slot: int, row: int, start: int) -> None:
         """Let a slot hold `size` columns of a row."""
 

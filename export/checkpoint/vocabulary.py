@@ -1,44 +1,48 @@
-"""Do two models share a vocabulary? Token ids of one are fed to the other, so anything but "yes" is corruption."""
+"""Do two models share a vocabulary, or enough of two?"""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from engines.folder import vocabulary_hash
+from engines.vocabulary import Translation
 from mtad.errors import InvalidInput
 
+LEAST = 0.3
+"""Part of the target's tokens that the auxiliary must have."""
 
-def common_vocabulary(
+
+def describe_vocabularies(
     target: PreTrainedTokenizerBase, auxiliary: PreTrainedTokenizerBase, target_size: int, auxiliary_size: int
-) -> int:
-    """Number of token ids both models may use.
+) -> dict[str, Any]:
+    """What `pair.json` says of them: the target's, and the auxiliary's where that is another.
 
     Embeddings may be padded beyond the tokenizer (by different amounts); ids there are never drafted nor sampled.
 
     Raises:
-        InvalidInput: a token has different ids, or one model lacks it; names the first such token.
+        InvalidInput: too few tokens are in both, or none that ends a text.
     """
     ours, theirs = target.get_vocab(), auxiliary.get_vocab()
-    if ours != theirs:
-        token = min(
-            (t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)),
-            key=lambda t: (min(ours.get(t, 2**62), theirs.get(t, 2**62)), t),
-        )
-        shared = len(ours.keys() & theirs.keys())
+    for name, tokenizer, size in (("target", target, target_size), ("auxiliary", auxiliary, auxiliary_size)):
+        if size <= (last := int(max(tokenizer.get_vocab().values()))):
+            problem = f"its logits are {size} wide, but its tokenizer has ids up to {last}"
+            raise InvalidInput(name, tokenizer.name_or_path, problem)
+    said = {"vocab_size": max(ours.values()) + 1, "vocabulary_hash": vocabulary_hash(ours)}
+    if ours == theirs:
+        return said
+    drafted = Translation.of(target, auxiliary).drafted
+    shared, end = int((drafted >= 0).sum()), target.eos_token_id
+    if shared < LEAST * len(ours) or end is None or drafted[end] < 0:
         problem = (
-            f"the vocabularies differ ({shared} of the target's {len(ours)} tokens are in both), first at token "
-            f"{token!r}: id {ours.get(token, 'none')} in the target, {theirs.get(token, 'none')} in the auxiliary; "
-            "give two models with one vocabulary, or none, and drafts are looked up in the text"
+            f"{shared} of the target's {len(ours)} tokens are in both vocabularies ({shared / len(ours):.0%}), but at "
+            f"least {LEAST:.0%} and one that ends a text must be; give another, or none, and drafts are looked up"
         )
         raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
-    needed = int(max(ours.values())) + 1
-    for name, tokenizer, size in (("target", target, target_size), ("auxiliary", auxiliary, auxiliary_size)):
-        if size < needed:
-            problem = f"its logits are {size} wide, but its tokenizer has ids up to {needed - 1}"
-            raise InvalidInput(name, tokenizer.name_or_path, problem)
-    return needed
+    return said | {"auxiliary_vocabulary_hash": vocabulary_hash(theirs), "shared_tokens": shared}
 
 
 def within(tokenizer: PreTrainedTokenizerBase, size: int) -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,16 @@ class Calibration:
 
     Attributes:
         bundled: it is `NEUTRAL_TEXT`, which may not be like the user's.
-        texts: token ids of each line, its answer included.
+        texts: token ids of each line, its answer included, by the name of the engine that reads them.
     """
 
     name: str
     bundled: bool
     sha256: str
-    texts: list[list[int]]
+    texts: dict[str, list[list[int]]]
 
 
-def read_calibration(path: Path, tokenizer: PreTrainedTokenizerBase) -> Calibration:
+def read_calibration(path: Path, readers: Mapping[str, PreTrainedTokenizerBase]) -> Calibration:
     """Read JSON lines with `prompt` and, if known, `answer`.
 
     Raises:
@@ -53,8 +53,10 @@ def read_calibration(path: Path, tokenizer: PreTrainedTokenizerBase) -> Calibrat
         examples = read_prompts(path)
     except InvalidInput as error:
         raise InvalidInput("calibration", str(path), error.problem) from error
-    texts = [list(tokenizer(example.prompt + (example.answer or "")).input_ids) for example in examples]
-    if max(map(len, texts)) < 2:
+    texts = {
+        name: [list(own(x.prompt + (x.answer or "")).input_ids) for x in examples] for name, own in readers.items()
+    }
+    if min(max(map(len, own)) for own in texts.values()) < 2:
         raise InvalidInput("calibration", str(path), "none of its lines has two tokens or more")
     return Calibration(path.name, path == NEUTRAL_TEXT, hashlib.sha256(path.read_bytes()).hexdigest(), texts)
 
@@ -130,6 +132,6 @@ def measure(
             "file": calibration.name,
             "bundled": calibration.bundled,
             "sha256": calibration.sha256,
-            **compare_on_text(*engines, calibration.texts),
+            **compare_on_text(*engines, calibration.texts[name]),
         },
     }

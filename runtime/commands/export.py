@@ -31,7 +31,7 @@ def main() -> None:
     )
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder, hub id or GGUF file")
-    parser.add_argument("--auxiliary", help="checkpoint of the auxiliary, same vocabulary")
+    parser.add_argument("--auxiliary", help="checkpoint of the auxiliary")
     add_options(parser, ExportOptions, only=OPTION_FIELDS)
     parser.add_argument(
         "--calibration",
@@ -107,7 +107,7 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
 
     from engines.folder import write_folder
     from export.checkpoint.find import find
-    from export.checkpoint.vocabulary import common_vocabulary
+    from export.checkpoint.vocabulary import describe_vocabularies
     from mtad.params import DecodingParams
     from runtime.tensorrt_llm.worker import worker_config
 
@@ -119,9 +119,9 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
     for one in models:
         if not one.plain:
             raise InvalidInput(one.name, one.source, "the worker reads plain checkpoints only")
-    common_vocabulary(
-        *(one.tokenizer() for one in models), *(one.config.get_text_config().vocab_size for one in models)
-    )
+    sizes = [one.config.get_text_config().vocab_size for one in models]
+    if "shared_tokens" in describe_vocabularies(*(one.tokenizer() for one in models), *sizes):
+        raise InvalidInput("auxiliary", auxiliary, "its vocabulary is not the target's, which the worker needs")
     if folder.exists():
         raise InvalidInput("pair", str(folder), "exists already; give another name")
     with write_folder(folder.absolute()) as temporary:

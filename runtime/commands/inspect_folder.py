@@ -29,9 +29,10 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         InvalidInput: the folder, or one of its engines, is damaged.
     """
     values = read_description(folder)
-    vocabulary, defaults = values["vocabulary_hash"], values["defaults"] | values["tuned"]
+    vocabularies = {"target": values["vocabulary_hash"], "auxiliary": values["auxiliary_vocabulary_hash"]}
+    defaults = values["defaults"] | values["tuned"]
     DecodingParams.from_dict(defaults)
-    engines = {name: inspect_engine(folder / name, vocabulary) for name in values["engines"]}
+    engines = {name: inspect_engine(folder / name, vocabularies[name]) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
@@ -41,7 +42,9 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         "kind": "pair",
         "folder": str(folder),
         "vocab_size": values["vocab_size"],
-        "vocabulary_hash": vocabulary,
+        "vocabulary_hash": values["vocabulary_hash"],
+        "auxiliary_vocabulary_hash": values["auxiliary_vocabulary_hash"],
+        "shared_tokens": values.get("shared_tokens", values["vocab_size"]),
         "defaults": defaults,
         "tuned": bool(values["tuned"]),
         "memory": {**asdict(memory), "total": memory.total},

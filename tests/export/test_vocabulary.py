@@ -1,4 +1,4 @@
-"""Two checkpoints have one vocabulary, token by token, or there is no pair."""
+"""Two checkpoints have one vocabulary, token by token, or enough of two, or there is no pair."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from export.checkpoint.vocabulary import common_vocabulary
+from engines.vocabulary import Translation, contents
+from export.checkpoint.vocabulary import describe_vocabularies
 from mtad.errors import InvalidInput
+from tests.support.checkpoints import make_other_tokenizer
 
 
 class TestVocabulary:
@@ -31,38 +35,56 @@ class TestVocabulary:
         self, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         for sizes in ((300, 300), (320, 300), (300, 512)):
-            assert common_vocabulary(tokenizer, tokenizer, *sizes) == 300
+            said = describe_vocabularies(tokenizer, tokenizer, *sizes)
+            assert (said.keys(), said["vocab_size"]) == ({"vocab_size", "vocabulary_hash"}, 300)
 
-    def test_two_swapped_tokens_are_refused_by_name_and_ids(
+    def test_tokens_are_the_same_by_their_bytes_whatever_their_ids(
         self, tokenizer: PreTrainedTokenizerBase, checkpoints: tuple[Path, Path], tmp_path: Path
     ) -> None:
         words = {id: word for word, id in tokenizer.get_vocab().items()}
 
-        def swap(model: dict[str, Any]) -> None:
+        def change(model: dict[str, Any]) -> None:
             model["vocab"][words[40]], model["vocab"][words[77]] = 77, 40
-
-        other = self.changed(checkpoints[0], tmp_path, swap)
-        with pytest.raises(InvalidInput) as caught:
-            common_vocabulary(tokenizer, other, 300, 300)
-        assert f"{words[40]!r}: id 40 in the target, 77 in the auxiliary" in str(caught.value)
-
-    def test_a_token_that_one_model_lacks_is_refused_by_name(
-        self, tokenizer: PreTrainedTokenizerBase, checkpoints: tuple[Path, Path], tmp_path: Path
-    ) -> None:
-        last = max(tokenizer.get_vocab(), key=lambda word: int(tokenizer.get_vocab()[word]))
-
-        def drop(model: dict[str, Any]) -> None:
-            del model["vocab"][last]
+            del model["vocab"][words[299]]
             model["merges"].pop()
 
-        other = self.changed(checkpoints[0], tmp_path, drop)
-        with pytest.raises(InvalidInput) as caught:
-            common_vocabulary(tokenizer, other, 300, 300)
-        assert "299 of the target's 300 tokens are in both" in str(caught.value)
-        assert f"{last!r}: id 299 in the target, none in the auxiliary" in str(caught.value)
+        other = self.changed(checkpoints[0], tmp_path, change)
+        assert describe_vocabularies(tokenizer, other, 300, 300)["shared_tokens"] == 299
+        translation = Translation.of(tokenizer, other)
+        assert translation.drafted[[40, 77, 299, 0]].tolist() == [77, 40, -1, 0]
+        assert other.decode(translation.spell(np.array([299, 41]))) == tokenizer.decode([299, 41])
+        assert translation.sizes[299] == 2
+
+    def test_bytes_are_those_of_sentencepiece_as_well(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        other, text = make_other_tokenizer(), "SELECT naïve 日本語\n  x<eos>"
+        translation = Translation.of(tokenizer, other)
+        own = [*translation.lead, *translation.spell(np.array(tokenizer(text).input_ids))]
+        assert other.convert_ids_to_tokens([own[0], own[-1]]) == ["<s>", "</s>"]
+        assert other.decode([*own[:1], *other.convert_tokens_to_ids(["▁"]), *own[1:]], True) == text[: -len("<eos>")]
+        drafted = np.flatnonzero(translation.drafted >= 0)
+        assert len({*translation.drafted[drafted].tolist()}) == len(drafted) == 279
+        for token in drafted[1:].tolist():
+            (content,) = other.convert_ids_to_tokens([int(translation.drafted[token])])
+            assert contents(tokenizer)[token] == contents(other)[int(translation.drafted[token])], content
+
+    def test_too_little_in_common_is_refused_with_figures(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        endless, few = make_other_tokenizer(), Tokenizer(models.BPE(vocab={"<eos>": 0, "a": 1}, merges=[]))
+        endless.eos_token = None
+        few.decoder = decoders.ByteLevel()
+        for other, said in (
+            (endless, "278 of the target's 300 tokens are in both vocabularies (93%)"),
+            (PreTrainedTokenizerFast(tokenizer_object=few, eos_token="<eos>"), "2 of the target's 300 tokens"),
+        ):
+            with pytest.raises(InvalidInput) as caught:
+                describe_vocabularies(tokenizer, other, 300, 500)
+            assert said in str(caught.value)
+            assert caught.value.field == "auxiliary"
+        few.decoder = decoders.Fuse()
+        with pytest.raises(InvalidInput, match="one vocabulary"):
+            describe_vocabularies(tokenizer, PreTrainedTokenizerFast(tokenizer_object=few, eos_token="<eos>"), 300, 500)
 
     def test_logits_narrower_than_the_tokenizer_are_refused(self, tokenizer: PreTrainedTokenizerBase) -> None:
         for name, sizes in (("target", (299, 300)), ("auxiliary", (300, 299))):
             with pytest.raises(InvalidInput) as caught:
-                common_vocabulary(tokenizer, tokenizer, *sizes)
+                describe_vocabularies(tokenizer, tokenizer, *sizes)
             assert caught.value.field == name

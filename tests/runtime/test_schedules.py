@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
+from engines.base import Engine
+from engines.vocabulary import Translation
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
@@ -18,6 +21,7 @@ from runtime.decoder.block import BlockRunner
 from runtime.decoder.engine_role import EngineRole
 from runtime.decoder.host_runner import HostRunner
 from runtime.decoder.kv_cache import KvCaches
+from runtime.decoder.translated import TranslatedEngine
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
@@ -58,10 +62,15 @@ def make_mock(
     max_waiting: int = 64,
     planner: Planner | None = None,
     pages: int = 0,
+    words: Translation | None = None,
 ) -> Mock:
     spec = mock_spec(rows, CAPACITY)
     auxiliary, target = (PagedMock(spec, noise, pages) if pages else MockEngine(spec, noise) for noise in (0.3, 0.0))
-    roles = EngineRole(auxiliary, VOCAB), EngineRole(target, VOCAB)
+    drafting: Engine = auxiliary
+    if words:
+        auxiliary = PagedMock(spec, 0.3) if pages else auxiliary  # its pages are not shared out
+        drafting = TranslatedEngine(auxiliary, words, 4 * 4)
+    roles = EngineRole(drafting, VOCAB), EngineRole(target, VOCAB)
     loop = make_loop(roles, HostRunner(*roles, (EOS,)), max_prefill_tokens, prefix_tokens, max_waiting)
     loop.planner = planner or loop.planner
     return Mock(loop, auxiliary, target)
@@ -87,9 +96,9 @@ def make_loop(
     )
 
 
-def alone(prompt: list[int], params: DecodingParams) -> Request:
+def alone(prompt: list[int], params: DecodingParams, words: Translation | None = None) -> Request:
     """A request that has ended, and was the only one."""
-    mock, request = make_mock(rows=1), Request(0, prompt, params, params.seed or 0)
+    mock, request = make_mock(rows=1, words=words), Request(0, prompt, params, params.seed or 0)
     mock.loop.scheduler.submit(request)
     while not mock.loop.scheduler.idle:
         mock.loop.step()
@@ -123,7 +132,7 @@ def pick_prompt(chance: random.Random) -> list[int]:
 
 
 @cache
-def pool(crowding: bool = False) -> list[Entry]:
+def pool(crowding: bool = False, words: Translation | None = None) -> list[Entry]:
     """Requests, and the tokens and the text each of them gets alone; those that crowd a pool outgrow a page."""
     chance, entries = random.Random(0), list[Entry]()
     for _ in range(40 if crowding else 150):
@@ -131,12 +140,12 @@ def pool(crowding: bool = False) -> list[Entry]:
         if crowding:
             prompt, values = prompt + SHARED[: 45 - len(prompt) % 64], values | {"max_tokens": 16, "ignore_eos": True}
         params = DecodingParams.from_dict(values)
-        request = alone(prompt, params)
+        request = alone(prompt, params, words)
         entries.append((prompt, params, request.tokens, request.text))
     return entries
 
 
-def run_mock(seed: int, pages: int = 0) -> Counter[str]:
+def run_mock(seed: int, pages: int = 0, words: Translation | None = None) -> Counter[str]:
     """One random schedule on mock engines of random sizes; with `pages`, of a crowded pool of so many."""
     chance = random.Random(seed)
     mock = make_mock(
@@ -146,13 +155,14 @@ def run_mock(seed: int, pages: int = 0) -> Counter[str]:
         planner=RandomPlanner(chance),
         max_waiting=chance.choice([2, 64]),
         pages=pages,
+        words=words,
     )
 
     def break_something(chance: random.Random) -> None:
         engine = chance.choice([mock.auxiliary, mock.target])
         engine.faults = [chance.choice([OSError("injected"), chance.randrange(5), None]) for _ in range(3)]
 
-    reasons = run_schedule(seed, mock.loop, pool(bool(pages)), break_something)
+    reasons = run_schedule(seed, mock.loop, pool(bool(pages), words), break_something)
     for kv in (mock.auxiliary.cache.kv, mock.target.cache.kv):
         assert not kv.isnan().any(), "a failed request's row was not cleared"
     if isinstance(mock.target, PagedMock):
@@ -170,6 +180,16 @@ def test_requests_that_are_preempted_when_pages_run_out_get_the_tokens_they_get_
     reasons = sum((run_mock(seed, pages=CAPACITY // 64) for seed in range(20)), Counter[str]())
     assert reasons["preempted"] > 5
     assert reasons["stop"] + reasons["length"] > 40
+
+
+def test_an_auxiliary_that_spells_tokens_in_its_own_drafts_for_each_request_as_it_does_alone() -> None:
+    sizes = np.array([1, 1, 2, 1, 9, 1, 8, 1, 3, 1, 1, 1])  # some texts are longer than the auxiliary's capacity
+    pieces, one = np.random.default_rng(0).integers(0, VOCAB, sizes.sum()), np.flatnonzero(sizes == 1)
+    drafted = np.full(VOCAB, -1)
+    drafted[one] = pieces[sizes.cumsum()[one] - 1] = np.array([0, 7, 3, 1, 2, 11, 10, 5])[: len(one)]
+    words = Translation(pieces, sizes.cumsum(), sizes, drafted, (6,))
+    reasons = sum((run_mock(seed, pages, words) for seed in range(30) for pages in (0, CAPACITY // 64)), Counter[str]())
+    assert min(reasons[one] for one in ("stop", "length", "cancelled", "error", "preempted")) > 3
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEXT = [
@@ -26,9 +27,29 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-def make_checkpoint(folder: Path, seed: int, padding: int = 0, **changes: int) -> Path:
+def make_other_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer as SentencePiece makes them: a text begins with `<s>` and a space, and bytes have tokens."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.train_from_iterator(TEXT * 4, trainers.BpeTrainer(vocab_size=120, limit_alphabet=60, show_progress=False))
+    learnt = json.loads(trained.to_str())["model"]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted(learnt["vocab"])]
+    merges = [(left, right) for left, right in learnt["merges"]]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence(list(parts))
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    roles = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
+
+
+def make_checkpoint(
+    folder: Path, seed: int, padding: int = 0, tokenizer: PreTrainedTokenizerFast | None = None, **changes: int
+) -> Path:
     """A random Llama checkpoint. Its logits are scaled up so that distributions are far from uniform."""
-    tokenizer = make_tokenizer()
+    tokenizer = tokenizer or make_tokenizer()
     sizes = {
         "vocab_size": len(tokenizer) + padding,
         "hidden_size": 64,

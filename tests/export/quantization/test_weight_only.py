@@ -213,7 +213,7 @@ class TestPair:
         assert bundled is not None
         assert own is not None
         assert bundled.bundled
-        assert len(bundled.texts) > 10
+        assert len(bundled.texts["target"]) > 10
         assert not own.bundled
         assert own.sha256 != bundled.sha256
 
