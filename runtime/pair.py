@@ -197,8 +197,7 @@ def _check_memory(wanted: Memory) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `pair.json` says: `tuned` parameters lie over its `defaults`; where it names no engines, there are both, and
-    without another vocabulary, one.
+    """What `pair.json` says: `tuned` parameters lie over its `defaults`, and what it leaves out is as in most pairs.
 
     Raises:
         InvalidInput: it is missing or damaged.
