@@ -119,19 +119,19 @@ def measure(
     Args:
         engine: folder of the engine, if what the pair has in its place is run for it.
     """
-    engines = [open_engine(one / name, Placement(threads=torch.get_num_threads()), 1) for one in (reference, pair)]
+    plain, own = (open_engine(one / name, Placement(threads=torch.get_num_threads()), 1) for one in (reference, pair))
     sizes = [
         sum(file.stat().st_size for file in folder.glob("model*"))
         for folder in (reference / name, engine or pair / name)
     ]
     return {
-        "precision": engines[1].spec.precision,
+        "precision": own.spec.precision,
         "bytes": {"float32": sizes[0], "engine": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)},
         **({"executed": "the plan's graph, on a CPU, in float32"} if engine else {}),
         "text": {
             "file": calibration.name,
             "bundled": calibration.bundled,
             "sha256": calibration.sha256,
-            **compare_on_text(*engines, calibration.texts[name]),
+            **compare_on_text(plain, own, calibration.texts[name]),
         },
     }

@@ -138,8 +138,8 @@ def run_checkpoint(model: PreTrainedModel, case: Case) -> Tensor:
     for start in trange(0, len(paths), together, desc="checkpoint", unit="pass", leave=False, disable=None):
         part = paths[start : start + together]
         padded = torch.nn.utils.rnn.pad_sequence([tokens for *_, tokens in part], batch_first=True)
-        for (row, path, tokens), logits in zip(part, model(padded, use_cache=False).logits, strict=True):
-            found[row, path] = logits[len(tokens) - len(path) : len(tokens)].float()
+        for (row, at, tokens), logits in zip(part, model(padded, use_cache=False).logits, strict=True):
+            found[row, at] = logits[len(tokens) - len(at) : len(tokens)].float()
     return found.flatten(0, 1)
 
 
