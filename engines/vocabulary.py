@@ -37,7 +37,7 @@ class Translation:
 
     @classmethod
     def of(cls, target: PreTrainedTokenizerBase, auxiliary: PreTrainedTokenizerBase) -> Translation:
-        """The translation between two tokenizers: tokens are the same where their `contents` are, or their roles."""
+        """Of two tokenizers: tokens are the same where their `contents` are, or their roles."""
         ours, theirs = contents(target), contents(auxiliary)
         known = {content: token for token, content in theirs.items()}
         for role in ("eos_token_id", "bos_token_id"):
@@ -128,7 +128,8 @@ def contents(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
     if "ByteLevel" not in decoder and "▁" not in decoder:
         problem = "its tokens are neither bytes nor SentencePiece's; give two models with one vocabulary"
         raise InvalidInput("tokenizer", tokenizer.name_or_path, problem)
-    numbers = {character: byte for byte, character in bytes_to_unicode().items()} if "ByteLevel" in decoder else {}
+    table = bytes_to_unicode().items() if "ByteLevel" in decoder else ()  # type: ignore[no-untyped-call]
+    numbers = {character: byte for byte, character in table}
     single = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
     added, found = tokenizer.added_tokens_decoder, dict[int, bytes | str]()
     for name, token in sorted(tokenizer.get_vocab().items(), key=lambda item: not item[0].startswith("<0x")):
