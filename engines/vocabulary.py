@@ -76,7 +76,7 @@ class Text:
     def __init__(self, capacity: int, words: Translation, room: int) -> None:
         self.tokens, self.begins = np.zeros(capacity, np.int64), np.zeros(capacity + 1, np.int64)
         self.base = self.known = self.first = 0
-        self._words, self._lead, self._room = words, len(words.lead), room
+        self._words, self._lead, self._room, self._half = words, len(words.lead), room, room // 2
 
     def place(self, column: int) -> int:
         """The auxiliary's column of a column."""
@@ -103,8 +103,7 @@ class Text:
         odd = np.flatnonzero(sizes[: start - low] != 1)  # was a node, of one column, and is several tokens
         start, first, over = low + int(odd[0]) if len(odd) else start, 0, self._lead + self.begins[end] - self._room
         if over > 0:
-            half = self._room // 2
-            first = int(np.searchsorted(self.begins[: end + 1], -(-over // half) * half))
+            first = int(np.searchsorted(self.begins[: end + 1], -(-over // self._half) * self._half))
         start = max(start, first) if first == self.first else first
         self.first = first
         lead = self._words.lead if start == first else ()
