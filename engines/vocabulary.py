@@ -37,7 +37,7 @@ class Translation:
 
     @classmethod
     def of(cls, target: PreTrainedTokenizerBase, auxiliary: PreTrainedTokenizerBase) -> Translation:
-        """The translation between two tokenizers: tokens are the same where their `contents` are, or their roles."""
+        """Of two tokenizers: tokens are the same where their `contents` are, or their roles."""
         ours, theirs = contents(target), contents(auxiliary)
         known = {content: token for token, content in theirs.items()}
         for role in ("eos_token_id", "bos_token_id"):
@@ -76,7 +76,7 @@ class Text:
     def __init__(self, capacity: int, words: Translation, room: int) -> None:
         self.tokens, self.begins = np.zeros(capacity, np.int64), np.zeros(capacity + 1, np.int64)
         self.base = self.known = self.first = 0
-        self._words, self._lead, self._room = words, len(words.lead), room
+        self._words, self._lead, self._room, self._half = words, len(words.lead), room, room // 2
 
     def place(self, column: int) -> int:
         """The auxiliary's column of a column."""
@@ -103,8 +103,7 @@ class Text:
         odd = np.flatnonzero(sizes[: start - low] != 1)  # was a node, of one column, and is several tokens
         start, first, over = low + int(odd[0]) if len(odd) else start, 0, self._lead + self.begins[end] - self._room
         if over > 0:
-            half = self._room // 2
-            first = int(np.searchsorted(self.begins[: end + 1], -(-over // half) * half))
+            first = int(np.searchsorted(self.begins[: end + 1], -(-over // self._half) * self._half))
         start = max(start, first) if first == self.first else first
         self.first = first
         lead = self._words.lead if start == first else ()
@@ -128,7 +127,8 @@ def contents(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
     if "ByteLevel" not in decoder and "▁" not in decoder:
         problem = "its tokens are neither bytes nor SentencePiece's; give two models with one vocabulary"
         raise InvalidInput("tokenizer", tokenizer.name_or_path, problem)
-    numbers = {character: byte for byte, character in bytes_to_unicode().items()} if "ByteLevel" in decoder else {}
+    table = bytes_to_unicode().items() if "ByteLevel" in decoder else ()  # type: ignore[no-untyped-call]
+    numbers = {character: byte for byte, character in table}
     single = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
     added, found = tokenizer.added_tokens_decoder, dict[int, bytes | str]()
     for name, token in sorted(tokenizer.get_vocab().items(), key=lambda item: not item[0].startswith("<0x")):

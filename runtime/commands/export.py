@@ -136,7 +136,7 @@ def _dry_run(folder: Path, asked: ExportOptions, overwrite: bool) -> str:
     from export.pair import check_folder
     from export.plan import plan_pair
 
-    plan = plan_pair(asked, weights=False)
+    plan = plan_pair(asked, print_stage, weights=False)
     if not check_folder(folder, plan, overwrite or any(model.download for model, _, _ in plan.engines)):
         return "up to date; nothing to write"
     return describe(folder, *estimate_pair(folder, plan))

@@ -43,7 +43,6 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "vocab_size": values["vocab_size"],
         "vocabulary_hash": values["vocabulary_hash"],
-        "auxiliary_vocabulary_hash": values["auxiliary_vocabulary_hash"],
         "shared_tokens": values.get("shared_tokens", values["vocab_size"]),
         "defaults": defaults,
         "tuned": bool(values["tuned"]),

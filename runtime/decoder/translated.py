@@ -128,8 +128,7 @@ class TranslatedEngine(Engine):
             raise InvalidInput("capacity", spec.capacity, problem)
         super().__init__(spec, TranslatedCache(auxiliary.cache, words, room))
         self.max_tokens = min(nodes + 1, auxiliary.max_tokens or nodes + 1)
-        self._auxiliary, self._words = auxiliary, words
-        self._role = EngineRole(auxiliary, auxiliary.spec.vocab_size)
+        self._auxiliary, self._words, self._role = auxiliary, words, EngineRole(auxiliary, auxiliary.spec.vocab_size)
         self._drafted = torch.from_numpy(words.drafted % (auxiliary.spec.vocab_size + 1))
 
     @property

@@ -182,6 +182,7 @@ def test_requests_that_are_preempted_when_pages_run_out_get_the_tokens_they_get_
     assert reasons["stop"] + reasons["length"] > 40
 
 
+@pytest.mark.slow
 def test_an_auxiliary_that_spells_tokens_in_its_own_drafts_for_each_request_as_it_does_alone() -> None:
     sizes = np.array([1, 1, 2, 1, 9, 1, 8, 1, 3, 1, 1, 1])  # some texts are longer than the auxiliary's capacity
     pieces, one = np.random.default_rng(0).integers(0, VOCAB, sizes.sum()), np.flatnonzero(sizes == 1)
