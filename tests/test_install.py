@@ -116,7 +116,7 @@ def test_every_command_of_the_pages_runs_as_printed_on_the_wheel(installed: Path
     assert refused.returncode == 2, refused.stderr
     assert "the extra serve installs it" in refused.stderr
     (elsewhere / "build" / "demo-pair").symlink_to("my-pair")
-    (elsewhere / "build" / "prompts.jsonl").write_text('{"prompt": "import os"}\n')
+    (elsewhere / "build" / "prompts.jsonl").write_text('{"prompt": "import os"}\n' * 2)
     seen = {"serve"}
     for page, less in (("quickstart", ()), ("check", ()), ("triton", ()), ("tuning", ("--method=block", "--dry-run"))):
         for words in commands_of(ROOT / "docs" / f"{page}.md", "mtad "):
