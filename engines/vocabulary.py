@@ -59,7 +59,8 @@ class Translation:
     def spell(self, tokens: Ints) -> Ints:
         """The auxiliary's tokens that spell tokens of the target, without the lead."""
         sizes = self.sizes[tokens]
-        return self.pieces[np.repeat(self.ends[tokens] - sizes.cumsum(), sizes) + np.arange(sizes.sum())]
+        found: Ints = self.pieces[np.repeat(self.ends[tokens] - sizes.cumsum(), sizes) + np.arange(sizes.sum())]
+        return found
 
 
 class Text:

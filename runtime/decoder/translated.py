@@ -17,9 +17,9 @@ from torch.nn.functional import pad
 from engines.base import Engine, Step
 from engines.cache.base import KvCache
 from engines.cache.prefix import PrefixCache
-from engines.vocabulary import Ints, Text, Translation
+from engines.vocabulary import Text, Translation
 from mtad.errors import InvalidInput
-from runtime.decoder.engine_role import EngineRole, Floats, StepInputs
+from runtime.decoder.engine_role import EngineRole, Floats, Ints, StepInputs
 from runtime.decoder.kv_cache import PIECE
 
 FEW, UNKNOWN = 8, -1e8
@@ -175,8 +175,8 @@ class TranslatedEngine(Engine):
             given[row, : len(own)] = own
         positions[:] = places[:, None] + np.arange(lengths.max())
         mask[:, 0] = np.arange(mask.shape[3]) <= positions[:, :, None]
-        logits = self._run(inputs)
-        return logits[np.arange(len(texts)), np.maximum(lengths - 1, first) - first][:, None]
+        found: Floats = self._run(inputs)[np.arange(len(texts)), np.maximum(lengths - 1, first) - first]
+        return found[:, None]
 
     def _run_level(self, step: Step) -> Floats:
         """Logits after each token, [R, S, V] with the auxiliary's V; a row that drafts nothing runs behind its text."""
