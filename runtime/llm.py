@@ -170,7 +170,7 @@ class LLM:
                         Result.of(request)  # raises if it failed
         finally:
             # interrupted, or something broke: nobody asks for the rest any more
-            self.loop.cancel(requests)
+            self.loop.cancel(requests, report=False)
         return [Result.of(request) for request in requests]
 
     async def compiled(self, params: DecodingParams | None) -> Grammar | None:

@@ -192,16 +192,21 @@ class DecodingLoop:
         drafted = request.part_params.uses_model and request.max_tokens > 0
         return drafted and (not request.params.follows_load or self.planner.drafts)
 
-    def cancel(self, requests: Sequence[Request]) -> None:
-        """Cancel requests, wherever they are; their rows are free at once, and the next step returns them.
+    def cancel(self, requests: Sequence[Request], report: bool = True) -> None:
+        """Cancel requests, wherever they are; their rows are free at once.
 
-        Those that have ended or were never queued stay as they are.
+        Args:
+            requests: those that have ended or were never queued stay as they are.
+            report: whether the next step returns them; else nobody asks for them any more.
         """
         queued = self.scheduler.requests
         for request in requests:
             if request in queued and request.finish_reason is None:
                 request.finish_reason = "cancelled"
                 self._release(request)
+        if not report:
+            gone = set(requests)
+            self._ended = [request for request in self._ended if request not in gone]
 
     def _end(self) -> None:
         """Release the rows of requests that have ended; a failed one's may hold what is not a number."""

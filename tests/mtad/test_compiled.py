@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import shutil
@@ -98,3 +99,13 @@ def test_the_users_cache_folder_is_where_it_is_kept(tmp_path: Path) -> None:
     found, _ = cache_of(REPOSITORY, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=tmp_path)
     assert found.parent == tmp_path / "mtad" / "compiled"
     assert found.stat().st_mode & 0o077 == 0
+
+
+def test_no_rule_is_longer_than_40_lines() -> None:
+    lengths = {}
+    for source in sorted(PACKAGE.glob("rules/*.py")):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                lengths[f"{source.stem}.{node.name}"] = (node.end_lineno or 0) - node.lineno + 1
+    assert len(lengths) > 20
+    assert {name: length for name, length in lengths.items() if length > 40} == {}
