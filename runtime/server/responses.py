@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from pydantic_core import to_json
@@ -22,8 +21,7 @@ def summed(statistics: Iterable[Statistics]) -> Counts:
     """Tokens, drafts and passes of several choices together."""
     ended = list(statistics)
     names = "tokens", "target_passes", "thinking_tokens", "thinking_passes", "drafted", "accepted"
-    lengths = map(sum, zip_longest(*(one.accepted_lengths for one in ended), fillvalue=0))
-    return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names}, accepted_lengths=list(lengths))
+    return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names})
 
 
 class OpenAIResponse:
@@ -89,13 +87,13 @@ class OpenAIResponse:
 
     def last_events(self) -> bytes:
         """What ends a stream: the chunk that has the usage and no choice, if it is wanted, and OpenAI's mark."""
-        usage = sent_event({**self._chunk_frame, "choices": [], **self._costs()}) if self._usage_wanted else b""
+        usage = sent_event({**self._chunk_frame, "choices": [], "usage": self._usage()}) if self._usage_wanted else b""
         return usage + b"data: [DONE]\n\n"
 
     def whole(self, choices: Sequence[OutputDelta]) -> bytes:
         """The answer at once, as JSON, when all choices have ended; seconds for many with log-probabilities."""
         shown = [self._choice(one, chunk=False) for one in choices]
-        values = {**self._frame, "choices": shown, **self._costs()}
+        values = {**self._frame, "choices": shown, "usage": self._usage()}
         if self._chat and self._prompt_logprobs is not None:
             values["prompt_logprobs"] = self._names.prompt(self._requests[0], self._prompt_logprobs)
         return to_json(values)
@@ -160,24 +158,8 @@ class OpenAIResponse:
             return self._names.chat(delta)
         return self._names.completion(delta, self._body.alternatives or 0, echo, prompt)
 
-    def _costs(self) -> dict[str, Any]:
-        total, params = summed(self.statistics.values()), self._requests[0].params
-        if not params.drafts:
-            return {"usage": self._usage(total)}
-        lengths = total.accepted_lengths + [0] * (params.drafted + 1 - len(total.accepted_lengths))
-        steps = sum(lengths)
-        drafts = {
-            "mean_acceptance_length": 1 + total.accepted / max(steps, 1),
-            "draft_acceptance_rate": total.acceptance_rate,
-            "acceptance_histogram": lengths,
-            "num_accepted_draft_tokens": total.accepted,
-            "num_draft_tokens": total.drafted,
-            "num_spec_steps": steps,
-            "num_spec_tokens": params.drafted,
-        }
-        return {"usage": self._usage(total), "metrics": {"speculative_decoding": drafts}}
-
-    def _usage(self, total: Counts) -> dict[str, Any]:
+    def _usage(self) -> dict[str, Any]:
+        total = summed(self.statistics.values())
         reused = sum(one.reused_tokens for index, one in self.statistics.items() if index % self._n == 0)
         return {
             **self._counts(total.tokens),

@@ -33,7 +33,7 @@ from mtad.params import DecodingParams
 WORKER = "1.4.0rc1"
 """The release that this is written for: parameters differ between releases."""
 INTERFACE, SERVE = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm.commands.serve"
-API, PROCESS = "tensorrt_llm.llmapi", "tensorrt_llm.llmapi.utils"
+PROCESS = "tensorrt_llm.llmapi.utils"
 SEAM, CALLER = "rejection_sampling_one_model", "_sample_and_accept_draft_tokens_rejection"
 GIVEN = ("draft_probs", "draft_token_ids", "target_probs", "deterministic", "seed", "offset")
 """What the library's function is given, by name."""
@@ -112,17 +112,6 @@ def load(name: str) -> Any:
         raise InvalidInput("tensorrt-llm", found, f"{problem}; {remedy}") from error
     except Exception as error:  # its libraries' own: a driver, CUDA or MPI that is not there
         raise InvalidInput("tensorrt-llm", found, f"cannot be loaded on this machine: {error}") from error
-
-
-def open_llm(model: str, auxiliary: str, params: DecodingParams) -> Any:
-    """A `tensorrt_llm.LLM` that decodes by `mtad`, in this process.
-
-    Raises:
-        InvalidInput: as `install`, and as `worker_config`.
-    """
-    with tempfile.TemporaryDirectory() as temporary:
-        (path := Path(temporary, "worker.yaml")).write_text(yaml.safe_dump(worker_config(model, auxiliary, params)))
-        return load(API).LLM(**install(path))
 
 
 def worker_config(model: str, auxiliary: str, params: DecodingParams) -> dict[str, Any]:

@@ -111,26 +111,6 @@ def test_metrics_are_served_whatever_is_asked_for(server: LiveServer) -> None:
         assert names >= {"mtad_generated_tokens", "mtad_accepted_length"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_says_what_its_drafts_did_as_aiperf_reads_it(server: LiveServer, stream: bool) -> None:
-    asked = {"model": MODEL, "prompt": "How many", "n": 2, "seed": 1, "max_tokens": 20, "stream": stream}
-    draft = {"method": "mtad", "draft_len": 3}
-    if stream:
-        asked["stream_options"] = {"include_usage": True}
-        *_, answer = (chunk.to_dict() for chunk in server.client.completions.create(**asked, extra_body=draft))
-    else:
-        answer = server.client.completions.create(**asked, extra_body=draft).to_dict()
-    told, usage = answer["metrics"]["speculative_decoding"], answer["usage"]["mtad"]
-    lengths = told["acceptance_histogram"]
-    assert len(lengths) == told["num_spec_tokens"] + 1 == 4
-    assert sum(lengths) == told["num_spec_steps"] == usage["target_passes"]
-    accepted = sum(length * blocks for length, blocks in enumerate(lengths))
-    assert accepted == told["num_accepted_draft_tokens"] == usage["accepted_tokens"] > 0
-    assert told["num_draft_tokens"] == usage["drafted_tokens"] == 3 * sum(lengths)
-    assert told["draft_acceptance_rate"] == usage["acceptance_rate"]
-    assert told["mean_acceptance_length"] == 1 + accepted / sum(lengths)
-
-
 def test_the_dashboard_asks_for_what_is_exported_and_shows_all_of_it(server: LiveServer) -> None:
     server.client.completions.create(model=MODEL, prompt="S", max_tokens=2)
     exported = {re.sub(r"\{.*", "", name) for name in scrape(server)}

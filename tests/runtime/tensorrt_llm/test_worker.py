@@ -163,7 +163,6 @@ def test_what_is_exported_starts_the_librarys_server_with_our_rule(
     assert arguments[:3] == ["trtllm-serve", str(checkpoints[0]), "--config"]
     assert arguments[4:] == ["--port", "8001"]
     assert sys.modules[ours.INTERFACE].rejection_sampling_one_model.__qualname__.startswith("accept_by")
-    assert ours.open_llm("target", "auxiliary", PARAMS)["model"] == "target"
 
 
 @pytest.mark.parametrize(
@@ -188,16 +187,21 @@ def test_an_option_of_engines_is_refused_where_none_are_made(
     assert "leave it out" in outcome.err
 
 
+def written(folder: Path, **others: Any) -> Path:
+    """A configuration as the export writes it."""
+    (path := folder / "worker.yaml").write_text(yaml.safe_dump(ours.worker_config("t", "a", PARAMS) | others))
+    return path
+
+
 def test_models_in_other_processes_are_refused(library: SimpleNamespace, tmp_path: Path) -> None:
-    config = tmp_path / "worker.yaml"
-    config.write_text(yaml.safe_dump(ours.worker_config("t", "a", PARAMS) | {"tensor_parallel_size": 2}))
+    config = written(tmp_path, tensor_parallel_size=2)
     with pytest.raises(InvalidInput, match="tensor_parallel_size"):
         ours.install(config)
     with pytest.raises(InvalidInput, match="ranks"):
         ours.serve([str(config), "--tp_size", "2"])
     library.single = False
     with pytest.raises(InvalidInput, match="TLLM_WORKER_USE_SINGLE_PROCESS"):
-        ours.open_llm("target", "auxiliary", PARAMS)
+        ours.install(written(tmp_path))
 
 
 def test_what_the_library_has_changed_is_named(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,13 +223,13 @@ def test_what_the_library_has_changed_is_named(library: SimpleNamespace, monkeyp
 
 
 @pytest.mark.usefixtures("library")
-def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ours, "versions", lambda name: {name: "1.4.0"})
     with pytest.raises(InvalidInput, match=r"1\.4\.0.*another release.*tensorrt-llm==1\.4\.0rc1"):
-        ours.open_llm("target", "auxiliary", PARAMS)
+        ours.install(written(tmp_path))
 
 
-def test_without_the_library_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     with pytest.raises(InvalidInput, match="NVIDIA's package index"):
-        ours.open_llm("target", "auxiliary", PARAMS)
+        ours.install(written(tmp_path))
