@@ -82,12 +82,12 @@ class TranslatedPrefixes(PrefixCache):
         if text.first:
             return start
         own = self._own.restore(row, self._spell(tokens), text.place(start) if start else 0, salt)
-        column = max(start, self._column(tokens, own))
+        column = max(start, self._whole_tokens(tokens, own))
         text.extend(np.array(tokens[start:column], np.int64), start)
         return column
 
     def stored(self, tokens: Sequence[int], salt: int = 0) -> int:
-        return self._column(tokens, self._own.stored(self._spell(tokens), salt))
+        return self._whole_tokens(tokens, self._own.stored(self._spell(tokens), salt))
 
     def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:
         if not self._cache.texts[row].first:
@@ -99,8 +99,7 @@ class TranslatedPrefixes(PrefixCache):
     def _spell(self, tokens: Sequence[int]) -> list[int]:
         return [*self._words.lead, *self._words.spell(np.array(tokens, np.int64)).tolist()]
 
-    def _column(self, tokens: Sequence[int], own: int) -> int:
-        """How many whole tokens lie in the auxiliary's first columns."""
+    def _whole_tokens(self, tokens: Sequence[int], own: int) -> int:
         ends = len(self._words.lead) + self._words.sizes[np.array(tokens, np.int64)].cumsum()
         return int(np.searchsorted(ends, own, "right"))
 

@@ -28,7 +28,7 @@ from tests.support.once import once
 CONFIG = RuntimeConfig(threads=1, max_draft_len=4, max_beam_width=4)
 ROOM = 256 - 4 * 4 - 8
 SHARED = "How many singers are older than twenty, and where do they live? " * 2
-PROMPTS = ["S", "naïve 日本語", "ECT" * 90, SHARED + "SELECT name", SHARED + "def largest(", "ECTive", SHARED]
+PROMPTS = ["S", "naïve 日本語", "ECT" * 100, SHARED + "SELECT name", SHARED + "def largest(", "ECTive", SHARED]
 """The third has twice as many tokens in the auxiliary's vocabulary, and so more than its capacity."""
 
 
@@ -105,7 +105,7 @@ def auxiliary(checkpoints: tuple[Path, Path]) -> LlamaForCausalLM:
 def test_drafts_are_drawn_from_what_the_auxiliary_says_of_the_tokens_that_both_have(
     llm: LLM, auxiliary: LlamaForCausalLM, words: Translation
 ) -> None:
-    base = DecodingParams(draft_len=4, draft="model", max_tokens=24, ignore_eos=True, draft_details=True, seed=3)
+    base = DecodingParams(draft_len=4, draft="model", max_tokens=64, ignore_eos=True, draft_details=True, seed=3)
     asked = [replace(base, method=("block", "traversal", "mtad", "mmtad")[n % 4], branching=(3, 1)) for n in range(7)]
     results = llm.generate(PROMPTS, asked)
     assert sum(check(result, words, auxiliary, {}) for result in results) > 150
@@ -132,7 +132,7 @@ def test_what_the_auxiliary_lacks_is_drafted_where_a_request_leaves_nothing_else
     only = np.flatnonzero((words.drafted < 0) & (words.sizes > 1))[:3].tolist()
     forbidding = {token: -1e9 for token in range(300) if token not in only}
     base = DecodingParams(draft="model", draft_len=3, branching=(2, 1), max_tokens=24, seed=1, draft_details=True)
-    for bias in (forbidding, {only[0]: 16 - UNKNOWN}):
+    for bias in (forbidding, {only[0]: 8 - UNKNOWN}):
         asked = [replace(base, method=name, logit_bias=bias) for name in ["block", "traversal"] * 2]
         results = llm.generate(PROMPTS[:4], asked)
         assert {token for result in results for token in result.token_ids} <= set(only)
