@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from engines.folder import open_engine
 from engines.onnx.providers import check_cuda
@@ -18,7 +19,7 @@ from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import ROLES
-from runtime.tensorrt_llm.worker import WORKER, open_llm
+from runtime.tensorrt_llm.worker import WORKER, install, worker_config
 from scripts.gpu import models
 from scripts.gpu.correct import PROMPTS, compare_logits
 from scripts.gpu.run import Run, Skip
@@ -66,9 +67,14 @@ def tensorrt_llm(run: Run) -> None:
     _require(WORKER)
     greedy = DecodingParams(method="mtad", beam_width=1, temperature=0.0, ignore_eos=True, max_tokens=32)
     ours = models.open_llm(models.demo_pair(run.device), captured=True).generate(PROMPTS, greedy)
-    sampling = import_module("tensorrt_llm").SamplingParams(max_tokens=32, ignore_eos=True)
-    llm, prompts = open_llm(CHECKPOINTS[0], CHECKPOINTS[1], greedy), [one.prompt_token_ids for one in ours]
-    pairs = zip(ours, llm.generate(prompts, sampling), strict=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(worker_config(*CHECKPOINTS, greedy), file)
+        file.flush()
+        given = install(Path(file.name))
+    library = import_module("tensorrt_llm")
+    sampling = library.SamplingParams(max_tokens=32, ignore_eos=True)
+    answers = library.LLM(**given).generate([one.prompt_token_ids for one in ours], sampling)
+    pairs = zip(ours, answers, strict=True)
     differ = sum(one.token_ids != list(answer.outputs[0].token_ids) for one, answer in pairs)
     run.compare("TensorRT-LLM = here, greedy", differ, 1, f"of {len(PROMPTS)} texts differ")
 

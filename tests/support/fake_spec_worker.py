@@ -108,17 +108,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules that are used, with fakes in them.
 
     Returns:
-        `single`: whether the model is in this process; `served`: arguments of the server; `made`: of each `LLM`.
+        `single`: whether the model is in this process; `served`: arguments of the server.
     """
-    said = SimpleNamespace(single=True, served=[], made=[])
-
-    def llm(**arguments: Any) -> dict[str, Any]:
-        said.made.append(arguments)
-        return arguments
-
+    said = SimpleNamespace(single=True, served=[])
     values: dict[str, dict[str, Any]] = {
         ours.INTERFACE: {"SpecWorkerBase": SpecWorkerBase, ours.SEAM: rejection_sampling_one_model},
-        ours.API: {"LLM": llm},
         ours.PROCESS: {"enable_worker_single_process_for_tp1": lambda: said.single},
     }
     for name in {parent for each in values for parent in (each.rsplit(".", n)[0] for n in range(4))} | values.keys():

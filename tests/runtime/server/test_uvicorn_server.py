@@ -12,6 +12,7 @@ from starlette import applications
 from uvicorn.server import ServerState
 
 from runtime.server import uvicorn_server
+from runtime.server.bodies import REST_RATIO
 from tests.support.waiting import until
 
 
@@ -84,4 +85,4 @@ def test_connections_that_take_long_to_read_rest_one_after_the_other() -> None:
 
     first, second, third = asyncio.run(seconds_of_rest())
     assert first < second < third
-    assert third > 3 * uvicorn_server.REST_RATIO * uvicorn_server.LONG_READ
+    assert third > 3 * REST_RATIO * uvicorn_server.LONG_READ
