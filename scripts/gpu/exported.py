@@ -68,7 +68,7 @@ def tensorrt_llm(run: Run) -> None:
     greedy = DecodingParams(method="mtad", beam_width=1, temperature=0.0, ignore_eos=True, max_tokens=32)
     ours = models.open_llm(models.demo_pair(run.device), captured=True).generate(PROMPTS, greedy)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(worker_config(*CHECKPOINTS, greedy), file)
+        yaml.safe_dump(worker_config(CHECKPOINTS[0], CHECKPOINTS[1], greedy), file)
         file.flush()
         given = install(Path(file.name))
     library = import_module("tensorrt_llm")
