@@ -205,8 +205,7 @@ class DecodingLoop:
                 request.finish_reason = "cancelled"
                 self._release(request)
         if not report:
-            gone = set(requests)
-            self._ended = [request for request in self._ended if request not in gone]
+            self._ended = [request for request in self._ended if request not in requests]
 
     def _end(self) -> None:
         """Release the rows of requests that have ended; a failed one's may hold what is not a number."""

@@ -30,8 +30,7 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     """
     values = read_description(folder)
     vocabularies = {"target": values["vocabulary_hash"], "auxiliary": values["auxiliary_vocabulary_hash"]}
-    defaults = values["defaults"] | values["tuned"]
-    DecodingParams.from_dict(defaults)
+    DecodingParams.from_dict(defaults := values["defaults"] | values["tuned"])
     engines = {name: inspect_engine(folder / name, vocabularies[name]) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pydantic_core import to_json
@@ -17,11 +17,10 @@ from runtime.server.logprobs import Echo, TokenNames
 from runtime.server.schema import Body, CompletionRequest
 
 
-def summed(statistics: Iterable[Statistics]) -> Counts:
+def summed(statistics: Collection[Statistics]) -> Counts:
     """Tokens, drafts and passes of several choices together."""
-    ended = list(statistics)
     names = "tokens", "target_passes", "thinking_tokens", "thinking_passes", "drafted", "accepted"
-    return Counts(**{name: sum(getattr(one, name) for one in ended) for name in names})
+    return Counts(**{name: sum(getattr(one, name) for one in statistics) for name in names})
 
 
 class OpenAIResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -74,7 +75,8 @@ class Lookups:
             if params.looks_up:
                 text = request.looked_up = request.looked_up or self._text(request)
                 longest = self._lengths[-1] if params.draft_len == "auto" else min(params.draft_len, self._longest)
-                text.look_up(request, min(params.draft_width, MOST) if params.spec.tree else 1, longest)
+                width = math.prod(params.branching[:longest]) if params.form == "branches" else params.draft_width
+                text.look_up(request, min(width, MOST) if params.spec.tree else 1, longest)
                 draft = text.found
                 if params.draft_len == "auto" and draft and request.params.timed:
                     text.acceptance.usual, timed[row] = self._usual, text

@@ -55,7 +55,6 @@ def opened(folder: Path, spec: EngineSpec) -> TensorRTEngine:
 
 def test_the_engine_computes_what_the_checkpoint_computes(engine: TensorRTEngine, reference: LlamaForCausalLM) -> None:
     assert verify(engine, expect(reference, engine.spec)) <= TOLERANCE["float32"]
-    assert not engine.cache.kv.any()
     assert (engine.spec.capacity, engine.cache.kv.shape[4]) == (SPEC.capacity - 128, SPEC.capacity)
 
 
