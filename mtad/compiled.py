@@ -1,7 +1,7 @@
 """How the rules are compiled: plain functions of one row's NumPy arrays, by numba.
 
 Uncompiled, with `NUMBA_DISABLE_JIT=1`, they are the same functions. What was compiled is kept in a folder that is named
-after a hash of all sources of this package, because numba does not notice that a function in another file has changed.
+after a hash of Python's and numba's versions and of all sources here: numba sees no change in another function's file.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from numba import __version__ as numba_version
 from numba import config, njit, typeof
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @lru_cache(maxsize=1)
 def cache_folder() -> Path:
     """Where compiled functions are kept: `$NUMBA_CACHE_DIR`, else the user's cache folder, else a temporary one."""
-    digest, package = hashlib.sha256(), Path(__file__).parent
+    digest, package = hashlib.sha256(f"{sys.version} {numba_version}".encode()), Path(__file__).parent
     for source in sorted([*package.glob("*.py"), *package.glob("rules/*.py")]):
         digest.update(source.read_bytes())
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mtad", "compiled")

@@ -92,10 +92,9 @@ class Pair:
     @property
     def law(self) -> str:
         """What a request gets that asks for nothing else; for people."""
-        own = self.defaults
-        bound = f"within divergence {own.divergence:g}" if own.spec.bounded else "not lossless"
-        sampling = ", ".join(f"{name} {getattr(own, name):g}" for name in SAMPLING)
-        return f"default: {own.method} ({'lossless' if own.lossless else bound}), {sampling}"
+        bound = f"within divergence {self.defaults.divergence:g}" if self.defaults.spec.bounded else "not lossless"
+        sampling = ", ".join(f"{name} {getattr(self.defaults, name):g}" for name in SAMPLING)
+        return f"default: {self.defaults.method} ({'lossless' if self.defaults.lossless else bound}), {sampling}"
 
     @property
     def device(self) -> torch.device:

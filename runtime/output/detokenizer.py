@@ -67,4 +67,5 @@ class Detokenizer:
 
 def _begun(text: str, stop: str) -> int:
     """Characters at a text's end that may yet become a stop string: the most that it begins with."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if stop[n - 1] == text[-1] and text.endswith(stop[:n])), 0)

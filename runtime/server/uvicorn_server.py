@@ -30,8 +30,7 @@ HEAD_BYTES = 64 * 1024
 """Largest request line and headers together; what is longer is a 400. A proxy in front may allow less."""
 READ_BYTES = 4096
 """Read from a connection at a time. h11 takes 20 us for each chunk of a body, even if it holds a single byte: 15 ms."""
-LONG_READ = 0.002
-"""Seconds from which on a connection rests after what it read."""
+LONG_READ = 0.002  # seconds of the processor from which on a connection rests after what it read
 TRIM_SECONDS = 10.0  # how often freed memory goes back to the system
 FLUSH_SECONDS = 5  # for clients to read the rest of their answers, when all are made, before the server ends
 
@@ -85,8 +84,8 @@ class DrainingServer(uvicorn.Server):
 class ShortReads(H11Protocol):
     """Reads `READ_BYTES` at a time: asyncio's 256 KiB may be 44,000 chunks, which hold the event loop for 0.6 s.
 
-    After a long read (`LONG_READ`) it rests for `REST_RATIO` times as long, and one connection after the other: however
-    many send such chunks, together they have a quarter of the event loop.
+    After a read that took long of the processor (`LONG_READ`) it rests for `REST_RATIO` times as long, one connection
+    after the other: however many send such chunks, after the first read of each they have a quarter of the event loop.
     """
 
     rested = 0.0
@@ -96,10 +95,10 @@ class ShortReads(H11Protocol):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        began = self.loop.time()
+        began = time.thread_time()
         super().data_received(data)
-        if (took := self.loop.time() - began) > LONG_READ:
-            ShortReads.rested = max(began + took, self.rested) + REST_RATIO * took
+        if (took := time.thread_time() - began) > LONG_READ:
+            ShortReads.rested = max(self.loop.time(), self.rested) + REST_RATIO * took
             self.transport.pause_reading()
             self.loop.call_at(self.rested, self._read_on)
 
