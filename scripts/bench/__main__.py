@@ -59,7 +59,7 @@ def parser(name: str) -> Parser:
         add("--vocabulary", type=int, help="instead of --pair, a random pair with so many tokens, such as 128256")
         methods = ["sample", "speculative", "mtad", "mmtad"]
         add("--methods", nargs="+", choices=tuple(METHODS), default=methods, help="(default %(default)s)")
-        add("--provider", help="of both engines, such as cpu or openvino (default: as mtad serve chooses)")
+        add("--provider", default="auto", help="of both engines, such as cpu or openvino (default %(default)s)")
     if name == "drafts":
         add("--rows", type=int, default=1, help="requests at once (default %(default)s)")
         add("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
