@@ -140,7 +140,7 @@ def _differences(folder: Path, plan: PairPlan) -> tuple[str, bool]:
     tuned = False
     try:
         pair = read_json(folder, "pair.json")
-        tuned = "tuned" in pair
+        tuned = "tuning" in pair
         for since in ("tuned", "tuning", "costs"):
             pair.pop(since, None)
         same = pair == json.loads(json.dumps(plan.description))

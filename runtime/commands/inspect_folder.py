@@ -44,7 +44,7 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
         "vocabulary_hash": values["vocabulary_hash"],
         "shared_tokens": values.get("shared_tokens", values["vocab_size"]),
         "defaults": defaults,
-        "tuned": bool(values["tuned"]),
+        "tuned": "tuning" in values,
         "memory": {**asdict(memory), "total": memory.total},
         "engines": engines,
     }
