@@ -44,10 +44,10 @@ class TestInspect:
     def test_a_tuned_pair_says_so(self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path) -> None:
         pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
         values = json.loads((pair / "pair.json").read_text())
-        values |= {"defaults": {"draft_len": 8}, "tuned": {"draft_len": 3}}
-        (pair / "pair.json").write_text(json.dumps(values))
-        found = json.loads(run("inspect", pair).out)
-        assert (found["tuned"], found["defaults"]) == (True, {"draft_len": 3})
+        for tuned in ({"defaults": {"draft_len": 8}, "tuned": {"draft_len": 3}}, {"defaults": {"draft_len": 3}}):
+            (pair / "pair.json").write_text(json.dumps(values | tuned | {"tuning": {}}))
+            found = json.loads(run("inspect", pair).out)
+            assert (found["tuned"], found["defaults"]) == (True, {"draft_len": 3})  # also by an earlier release
 
     def test_what_is_no_folder_of_ours_is_one_line(self, run: Run, tmp_path: Path) -> None:
         assert_refused(run("inspect", tmp_path / "nowhere"), "inspect", "no such folder")
