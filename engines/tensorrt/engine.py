@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engines.base import INPUTS, Engine, EngineSpec, Step, cache_tensors
+from engines.cache.base import KvCache
 from engines.cache.columns import ColumnCache, write_columns
 from engines.folder import cache_folder
 from engines.kinds import FORMATS
@@ -33,7 +35,12 @@ ALIGNED = 256
 
 
 def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> TensorRTEngine:
-    """Open a plan of TensorRT or TensorRT-RTX, if it runs here. On a GPU: not executed.
+    """Open a plan of TensorRT or TensorRT-RTX, if it runs here; see `runtime_of`. On a GPU: not executed."""
+    return TensorRTEngine(folder, spec, *runtime_of(spec, placement))
+
+
+def runtime_of(spec: EngineSpec, placement: Placement) -> tuple[ModuleType, str]:
+    """The runtime's module and the device of an engine whose plan runs here.
 
     Raises:
         InvalidInput: the runtime is missing or of another version, or there is no GPU, or another than the plan's.
@@ -42,10 +49,52 @@ def open_tensorrt(folder: Path, spec: EngineSpec, placement: Placement) -> Tenso
     assert spec.plan is not None
     trt = load_runtime(spec.format)
     check_plan(spec.format, spec.plan, str(trt.__version__), current_gpu())
-    return TensorRTEngine(folder, spec, trt, placement.device if placement.on_gpu else "cuda")
+    return trt, placement.device if placement.on_gpu else "cuda"
 
 
-class TensorRTEngine(Engine):
+class PlanEngine(Engine):
+    """What engines of a plan have in common: the plan, one piece of memory for activations, and execution contexts.
+
+    Args:
+        spec: with a plan that this process can run (`runtime_of`).
+        trt: the runtime's module.
+        cache: makes the cache of a specification.
+        profiles: optimization profiles that contexts are made for.
+
+    Raises:
+        InvalidInput: more rows than the plan has, or a plan that the runtime does not take.
+    """
+
+    capturable = True
+    _config: Any = None
+
+    def __init__(
+        self, folder: Path, spec: EngineSpec, trt: ModuleType, cache: Callable[[], KvCache], profiles: tuple[int, ...]
+    ) -> None:
+        assert spec.plan is not None
+        self._plan: TensorRtPlan = spec.plan
+        if spec.rows > self._plan.decode_rows:
+            problem = f"the plan was built for {self._plan.decode_rows} rows; give at most that, or export again"
+            raise InvalidInput("rows", spec.rows, problem)
+        super().__init__(spec, cache())
+        self._trt, (self._runtime, self._engine) = trt, load_plan(trt, folder / "model.engine")
+        size = max(1, *(self._engine.get_device_memory_size_for_profile_v2(profile) for profile in profiles))
+        self._activations = torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def _context(self, profile: int) -> Any:
+        context = self._engine.create_execution_context(
+            self._config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        accepted(context is not None, "execution context of profile", profile)
+        accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
+        context.set_device_memory(self._activations.data_ptr(), self._activations.numel())
+        return context
+
+    def _stream(self) -> int:
+        return int(torch.cuda.current_stream(self.device).cuda_stream) if self.device.type == "cuda" else 0
+
+
+class TensorRTEngine(PlanEngine):
     """A step is one enqueue on bound memory, and can be part of a captured block.
 
     `past_*` and `present_*` of a layer are one address, as TensorRT's KVCacheUpdate asks; a plan whose attention is
@@ -57,33 +106,16 @@ class TensorRTEngine(Engine):
     The last columns of the plan's static cache take what padded rows write: a row's capacity is so much smaller.
 
     Not executed: what needs a GPU. The calls are tested on a stand-in with the runtime's signatures.
-
-    Args:
-        spec: its specification, with a plan that this process can run (`open_tensorrt`).
-        trt: the runtime's module, `tensorrt` or `tensorrt_rtx`.
-
-    Raises:
-        InvalidInput: more rows than the plan has, or a plan that the runtime does not take.
     """
 
-    capturable = True
     cache: ColumnCache
 
     def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, device: str) -> None:
-        plan = spec.plan
-        assert plan is not None
-        if spec.rows > plan.decode_rows:
-            problem = f"the plan was built for {plan.decode_rows} rows; give at most that, or export again"
-            raise InvalidInput("rows", spec.rows, problem)
-        capacity = spec.capacity - FORMATS[spec.format].spare_columns
-        super().__init__(replace(spec, capacity=capacity), ColumnCache(spec, device))
-        self._plan: TensorRtPlan = plan
-        self._trt, (self._runtime, self._engine) = trt, load_plan(trt, folder / "model.engine")
+        super().__init__(folder, spec, trt, partial(ColumnCache, spec, device), (PREFILL, DECODE))
+        self.spec = replace(spec, capacity=spec.capacity - FORMATS[spec.format].spare_columns)
         self._config = self._runtime_config() if FORMATS[spec.format].ahead_of_time else None
         if spec.attention == "operator":
             self._check_aliases()
-        size = max(self._engine.get_device_memory_size_for_profile_v2(profile) for profile in (PREFILL, DECODE))
-        self._activations = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
         self._prefill, self._contexts = self._context(PREFILL), dict[tuple[int, ...], Any]()
 
     @property
@@ -145,18 +177,6 @@ class TensorRTEngine(Engine):
         if new is not None:
             write_columns(cache, new, step.write_at)
         return outputs["logits"]
-
-    def _context(self, profile: int) -> Any:
-        context = self._engine.create_execution_context(
-            self._config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
-        accepted(context is not None, "execution context of profile", profile)
-        accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
-        context.set_device_memory(self._activations.data_ptr(), self._activations.numel())
-        return context
-
-    def _stream(self) -> int:
-        return int(torch.cuda.current_stream(self.device).cuda_stream) if self.device.type == "cuda" else 0
 
     def _runtime_config(self) -> Any:
         """How TensorRT-RTX makes contexts: their memory is ours, and a shape's kernels are compiled before it runs.

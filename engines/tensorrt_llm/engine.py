@@ -8,6 +8,7 @@ more.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,15 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engines.base import INPUTS, Engine, EngineSpec, Step
+from engines.base import INPUTS, EngineSpec, Step
 from engines.buffers import to_device
 from engines.placement import Placement
-from engines.tensorrt.engine import MAX_CONTEXTS, accepted, load_plan, prefill_chunks
+from engines.tensorrt.engine import MAX_CONTEXTS, PlanEngine, accepted, prefill_chunks, runtime_of
 from engines.tensorrt_llm.cache import BlockPool, spare_pages
 from engines.tensorrt_llm.inputs import CONTEXT, GENERATION, PlanInputs, check_inputs, packed
 from engines.tensorrt_llm.library import load_plugins
-from engines.tensorrt_plan import check_plan, current_gpu, load_runtime
-from mtad.errors import InvalidInput
 
 
 def open_tensorrt_llm(folder: Path, spec: EngineSpec, placement: Placement) -> TensorRTLLMEngine:
@@ -34,14 +33,12 @@ def open_tensorrt_llm(folder: Path, spec: EngineSpec, placement: Placement) -> T
         InvalidInput: TensorRT or the library's plugins are missing or of another version, or there is no GPU, or it is
             not the plan's. Found out before the plugins are asked for anything: their errors end the process.
     """
-    assert spec.plan is not None
-    trt = load_runtime(spec.format)
-    check_plan(spec.format, spec.plan, str(trt.__version__), current_gpu())
+    trt, device = runtime_of(spec, placement)
     load_plugins()
-    return TensorRTLLMEngine(folder, spec, trt, placement.device if placement.on_gpu else "cuda")
+    return TensorRTLLMEngine(folder, spec, trt, device)
 
 
-class TensorRTLLMEngine(Engine):
+class TensorRTLLMEngine(PlanEngine):
     """A step is one enqueue of the library's generation phase, which takes the tokens of a tree and their mask.
 
     That mask covers the tokens of a step only: every column before them is seen. So a step over a level of a draft runs
@@ -52,30 +49,19 @@ class TensorRTLLMEngine(Engine):
     Prompts, and what keeps no logits or has more tokens than a tree, run a row at a time in the context phase, where
     every token sees those before it, whatever the mask says.
 
-    Args:
-        spec: its specification, with a plan that this process can run (`open_tensorrt_llm`).
-        trt: TensorRT's module.
-
     Raises:
-        InvalidInput: more rows than the plan has, or a plan that was built otherwise or does not load.
+        InvalidInput: as `PlanEngine`, or a plan that was built otherwise.
     """
 
-    capturable = True
     cache: BlockPool
 
     def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, device: str) -> None:
         plan = spec.plan
         assert plan is not None
-        if spec.rows > plan.decode_rows:
-            problem = f"the plan was built for {plan.decode_rows} rows; give at most that, or export again"
-            raise InvalidInput("rows", spec.rows, problem)
-        super().__init__(spec, BlockPool(spec, device, spare_pages(plan.decode_tokens)))
+        cache = partial(BlockPool, spec, device, spare_pages(plan.decode_tokens))
+        super().__init__(folder, spec, trt, cache, (0,))
         self.max_tokens: int = plan.decode_tokens
-        self._prefill_tokens, self._trt = plan.prefill_tokens, trt
-        self._runtime, self._engine = load_plan(trt, folder / "model.engine")
         check_inputs(self._engine, plan, self.cache)
-        size = max(1, self._engine.get_device_memory_size_for_profile_v2(0))
-        self._activations = torch.empty(size, dtype=torch.uint8, device=device)
         logits = spec.rows * plan.decode_tokens, int(self._engine.get_tensor_shape("logits")[-1])
         self._logits = torch.empty(logits, dtype=torch.float32, device=device)
         # of each row's draft: where it begins, its tokens, how far behind that they lie, and which of them sees which
@@ -83,7 +69,7 @@ class TensorRTLLMEngine(Engine):
         self._base = torch.zeros(spec.rows, dtype=torch.int64, device=device)
         self._tokens, self._depths = torch.zeros(2, spec.rows, tokens, dtype=torch.int64, device=device)
         self._sees = torch.zeros(spec.rows, tokens, tokens, dtype=torch.bool, device=device)
-        self._pool, self._prompts = 0, self._context()
+        self._pool, self._prompts = 0, self._context(0)
         self._bound: dict[tuple[int, ...], tuple[Any, PlanInputs]] = {}
 
     @property
@@ -108,7 +94,7 @@ class TensorRTLLMEngine(Engine):
             return self._decode(step, width)
         found = self._logits.new_empty((rows, kept, self._logits.shape[1]))
         starts = self.cache.starts[step.first_row : step.first_row + rows]
-        for chunk, row, at in prefill_chunks(step, self.max_tokens if kept else self._prefill_tokens):
+        for chunk, row, at in prefill_chunks(step, self.max_tokens if kept else self._plan.prefill_tokens):
             logits = self._prefill(chunk, starts[row])
             starts[row] += chunk.tokens.shape[1]
             if kept:
@@ -123,7 +109,7 @@ class TensorRTLLMEngine(Engine):
                 self._bound = {}
             given = PlanInputs.new(self.cache, self._pool, GENERATION, rows, width, rows * kept, self.max_tokens)
             given.host_past_key_value_lengths.fill_(length)
-            self._bound[key] = self._context(), given
+            self._bound[key] = self._context(0), given
             self._bind(*self._bound[key])
         context, given = self._bound[key]
         base, row = self._base[:rows], torch.arange(rows, device=self.device)[:, None]
@@ -165,13 +151,6 @@ class TensorRTLLMEngine(Engine):
         self._launch(self._prompts)
         return self._logits[:kept]
 
-    def _context(self) -> Any:
-        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        accepted(context is not None, "execution context of", "a plan")
-        accepted(context.set_optimization_profile_async(0, self._stream()), "optimization profile", 0)
-        context.set_device_memory(self._activations.data_ptr(), self._activations.numel())
-        return context
-
     def _bind(self, context: Any, given: PlanInputs) -> None:
         for name, tensor in given._asdict().items():
             shape, address = tuple(tensor.shape), tensor.data_ptr() or self._activations.data_ptr()  # of nothing, none
@@ -181,6 +160,3 @@ class TensorRTLLMEngine(Engine):
 
     def _launch(self, context: Any) -> None:
         accepted(context.execute_async_v3(self._stream()), "enqueue of", "a step")
-
-    def _stream(self) -> int:
-        return int(torch.cuda.current_stream(self.device).cuda_stream) if self.device.type == "cuda" else 0
