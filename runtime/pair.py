@@ -21,9 +21,8 @@ from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
 from runtime.config import RuntimeConfig, check_least
 from runtime.decoder.translated import TranslatedEngine
-from runtime.fastest import choose_provider, fastest_placement
+from runtime.fastest import LEVELS, choose_provider, draft_seconds, fastest_placement, step_seconds
 from runtime.speculation.planner import DraftCosts
-from runtime.step_times import LEVELS, draft_seconds, step_seconds
 
 log = logging.getLogger(__name__)
 
