@@ -30,9 +30,8 @@ try:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, ControllerOptions, RequestRouterConfig
 
-    from runtime.cluster.board import Board, Report
     from runtime.cluster.gateway import Gateway
-    from runtime.cluster.replica import Replica
+    from runtime.cluster.replica import Board, Replica, Report
 except ImportError as missing:
     raise InvalidInput("replicas", missing.name, "not installed; the extra cluster installs it") from None
 
