@@ -46,7 +46,7 @@ class Kind:
         provider: what runs a folder of this format, where there is a choice; else empty.
         stored: what the folder holds: a `graph` (ONNX), a `checkpoint` (Hugging Face), or a `plan` of a compiler.
         files: the model files.
-        opener: `module:function`; called with folder, specification and placement.
+        opener: `module:function`, or a class; called with folder, specification and placement.
         devices: types of the devices that it runs on.
         dtypes: of cache and logits that it computes with.
         precisions: of the weights, which an export to the format makes; the first is made by default.
@@ -118,7 +118,7 @@ KINDS = (
     replace(
         _GRAPH,
         provider="openvino",
-        opener="engines.openvino.engine:open_openvino",
+        opener="engines.openvino.engine:OpenVinoEngine",
         options=("compute", "kv_cache"),
         paged=True,
     ),

@@ -30,11 +30,6 @@ KV_CACHE = {**COMPUTE, "u8": "u8"}
 keys, and per token of its values."""
 
 
-def open_openvino(folder: Path, spec: EngineSpec, placement: Placement) -> OpenVinoEngine:
-    """Open `model.onnx` by OpenVINO."""
-    return OpenVinoEngine(folder, spec, placement.threads, placement.compute, placement.kv_cache)
-
-
 class OpenVinoEngine(Engine):
     """A step is one run over the new tokens of all rows, without padding.
 
@@ -42,9 +37,8 @@ class OpenVinoEngine(Engine):
     agree with ONNX Runtime's up to rounding, and a row's depend in their last bits on the other rows.
 
     Args:
-        compute: of arithmetic, one of `COMPUTE`; default: bfloat16 where the CPU has it, but float32 with quantized
-            weights, whose products OpenVINO computes in 8 bits only then (`dnnl_fullyconnected_primitive.cpp`).
-        kv_cache: of the cache, one of `KV_CACHE`; default: as `compute`.
+        placement: its `compute` is by default bfloat16 where the CPU has it, but float32 with quantized weights, whose
+            products OpenVINO computes in 8 bits only then (`dnnl_fullyconnected_primitive.cpp`).
 
     Raises:
         InvalidInput: OpenVINO is not installed or cannot run the graph, or the CPU has no such type.
@@ -52,15 +46,13 @@ class OpenVinoEngine(Engine):
 
     cache: OpenVinoCache
 
-    def __init__(
-        self, folder: Path, spec: EngineSpec, threads: int, compute: str | None = None, kv_cache: str | None = None
-    ) -> None:
+    def __init__(self, folder: Path, spec: EngineSpec, placement: Placement) -> None:
         self.spec = spec
         ov = self._ov = load_openvino()
         core = ov.Core()
         has_bfloat16 = computes_bfloat16()
-        compute = compute or ("bfloat16" if has_bfloat16 and spec.precision not in QUANTIZED else "float32")
-        kv_cache = kv_cache or compute
+        compute = placement.compute or ("bfloat16" if has_bfloat16 and spec.precision not in QUANTIZED else "float32")
+        kv_cache = placement.kv_cache or compute
         for name, value, known in (("compute", compute, COMPUTE), ("kv_cache", kv_cache, KV_CACHE)):
             if value not in known:
                 raise InvalidInput(name, value, f"give one of {', '.join(known)}")
@@ -70,12 +62,12 @@ class OpenVinoEngine(Engine):
             "INFERENCE_PRECISION_HINT": COMPUTE[compute],
             "KV_CACHE_PRECISION": KV_CACHE[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_NUM_THREADS": placement.threads,
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,  # activations share a scale as weights do; by default, only 32 do
         }
         self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"
         model = read_graph(folder / "model.onnx", spec)
-        if threads > 1 and compute == "bfloat16":
+        if placement.threads > 1 and compute == "bfloat16":
             transpose_weights(model)
         compiled = core.compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()

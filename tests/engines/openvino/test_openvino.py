@@ -22,7 +22,7 @@ from engines.folder import open_engine, read_spec
 from engines.openvino import engine as openvino_engine
 from engines.openvino.engine import OpenVinoEngine
 from engines.openvino.graph import computes_bfloat16
-from engines.placement import Placement
+from engines.placement import ONE_CORE, Placement
 from export.onnx.folding import TRANSPOSED
 from export.quantization.weight_only import block_size, quantize_graph
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
@@ -95,7 +95,7 @@ def test_weights_stay_quantized_with_one_zero_point_and_activations_share_scales
     source, spec = folder / "target", read_spec(folder / "target")
     names = {one.name.removesuffix(TRANSPOSED) for one in onnx.load(source / "model.onnx").graph.initializer}
     quantize_graph(source / "model.onnx", tmp_path / "model.onnx", precision, names, {})
-    engine = OpenVinoEngine(tmp_path, replace(spec, precision=precision), threads=1)
+    engine = OpenVinoEngine(tmp_path, replace(spec, precision=precision), ONE_CORE)
     compiled = engine._request.get_compiled_model()
     nodes = compiled.get_runtime_model().get_ops()
     products = [one for one in nodes if one.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
