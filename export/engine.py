@@ -23,7 +23,7 @@ from engines.kinds import FORMATS, GRAPH
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.placement import Placement
 from engines.pytorch.hook import set_arithmetic
-from engines.tensorrt_plan import current_gpu
+from engines.tensorrt_plan import check_plan, current_gpu
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import Weights, filled, read_buffers, stored_packed
 from export.onnx.folding import save
@@ -96,17 +96,19 @@ def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path
 
 def build(folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Callable[[str], None]) -> bool:
     """Build the plan of a verified graph, which goes; returns whether the plan runs here."""
-    from export.tensorrt import build_plan, runs_here
+    from export.tensorrt import build_plan
 
     assert spec.plan is not None
     progress(f"{checkpoint.name}: build")
     build_plan(folder / "model.onnx", spec, folder / "model.engine")
     for file in [folder / "model.onnx", *folder.glob("model*.data")]:
         file.unlink()
-    here = runs_here(spec.plan, current_gpu())
-    if not here:
+    try:
+        check_plan(spec.format, spec.plan, spec.plan.version, current_gpu())
+    except InvalidInput:
         log.warning("the %s's plan was built but not run, for want of its GPU; its graph was verified", checkpoint.name)
-    return here
+        return False
+    return True
 
 
 def expectation(empty: PreTrainedModel, weights: Weights, spec: EngineSpec) -> Expectation:

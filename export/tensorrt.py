@@ -17,7 +17,7 @@ from typing import Any
 from engines.base import KV_PAGE, EngineSpec, input_shapes
 from engines.folder import cache_folder
 from engines.kinds import FORMATS
-from engines.tensorrt_plan import Gpu, TensorRtPlan, current_gpu, load_runtime
+from engines.tensorrt_plan import TensorRtPlan, current_gpu, load_runtime
 from mtad.errors import InvalidInput, imported
 
 log = logging.getLogger(__name__)
@@ -78,11 +78,6 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
         raise InvalidInput("dtype", spec.dtype, f"compute capability {targets[0]} does not support it; give float16")
     prefill = min(PREFILL_TOKENS, spec.capacity)
     return TensorRtPlan(version, gpu.name if gpu else None, tuple(targets), spec.rows, DECODE_TOKENS, prefill)
-
-
-def runs_here(plan: TensorRtPlan, gpu: Gpu | None) -> bool:
-    """Whether a plan of the installed runtime runs on `gpu`."""
-    return gpu is not None and gpu.compute_capability in plan.compute_capabilities and plan.gpu in (None, gpu.name)
 
 
 def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
