@@ -215,7 +215,12 @@ class Scheduler:
         One request alone always fits.
         """
         while not caches.fits(self.running, self.lookahead) and len(self.holders) > 1:
-            self.preempt(self.last, caches)
+            entry = max(self._entries.values())  # of the least priority the one that arrived last: back to its place
+            self._leave(entry[2], caches)
+            with self._lock:
+                self._queue(entry)
+            entry[2].target_cached = entry[2].auxiliary_cached = 0  # are computed anew, later
+            entry[2].statistics.preemptions += 1
         return list(self.running)
 
     def next(self, fits: Callable[[Request], bool] = lambda request: True) -> Request | None:
@@ -267,20 +272,6 @@ class Scheduler:
                 return
             self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
         self._leave(request, caches)
-
-    @property
-    def last(self) -> Request:
-        """The request of the least priority, among those that hold a row, that arrived last."""
-        return max(self._entries.values())[2]
-
-    def preempt(self, request: Request, caches: KvCaches) -> None:
-        """Put a request that holds a row back to where it was in the queue; its caches are computed anew, later."""
-        entry = self._entries[request]
-        self._leave(request, caches)
-        with self._lock:
-            self._queue(entry)
-        request.target_cached = request.auxiliary_cached = 0
-        request.statistics.preemptions += 1
 
     def _leave(self, request: Request, caches: KvCaches) -> None:
         moves = list[tuple[Request, int, int]]()
