@@ -22,6 +22,14 @@ COMMANDS = {
 }
 """Each subcommand's module, imported when it is called, and what it does."""
 
+HELP = """usage: mtad COMMAND ...
+
+Multi-token assisted decoding: an auxiliary model drafts, the target verifies many tokens per pass.
+
+{}
+
+mtad COMMAND --help describes a command; mtad --version prints the version."""
+
 
 def main() -> None:
     """Entry point of `mtad`. A reader that goes away, such as `head`, ends it quietly.
@@ -53,7 +61,7 @@ def main() -> None:
 def _run() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print(table_of_contents())
+        print(HELP.format("\n".join(f"  {name:10} {words}" for name, (_, words) in COMMANDS.items())))
     elif name == "--version":
         print(f"mtad {__version__}")
     elif name in COMMANDS:
@@ -64,18 +72,6 @@ def _run() -> None:
         hint = f"did you mean {near[0]}?" if near else "see mtad --help"
         print(f"mtad: error: {name!r} is not a command; {hint}", file=sys.stderr)
         sys.exit(2)
-
-
-def table_of_contents() -> str:
-    """The text of `mtad --help`."""
-    commands = "\n".join(f"  {name:10} {words}" for name, (_, words) in COMMANDS.items())
-    return f"""usage: mtad COMMAND ...
-
-Multi-token assisted decoding: an auxiliary model drafts, the target verifies many tokens per pass.
-
-{commands}
-
-mtad COMMAND --help describes a command; mtad --version prints the version."""
 
 
 if __name__ == "__main__":
