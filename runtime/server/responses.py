@@ -34,6 +34,7 @@ class OpenAIResponse:
     Attributes:
         statistics: of the choices that have ended, by index.
         renamed: what the fields that errors name are called in the request.
+        has_logprobs: whether a whole answer takes long to write down.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class OpenAIResponse:
         self._body, self._requests, self._n, self._echoes, self._names = body, requests, n, echoes, names
         self._chat, self._logprobs_wanted = not isinstance(body, CompletionRequest), body.alternatives is not None
         self._prompt_logprobs: int | None = getattr(body, "prompt_logprobs", None)
+        self.has_logprobs = self._logprobs_wanted or self._prompt_logprobs is not None
         self._begun: set[int] = set()
         self._readers = [CallReader(calling) for _ in requests] if calling else []
         self.renamed = body.renamed | ({"grammar": "tools"} if calling else {})
@@ -72,11 +74,6 @@ class OpenAIResponse:
     def lossless(self) -> bool:
         """Whether the texts are distributed as the target's own samples."""
         return self._requests[0].params.lossless
-
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether a whole answer takes long to write down."""
-        return self._logprobs_wanted or self._prompt_logprobs is not None
 
     def event(self, delta: OutputDelta) -> bytes:
         """A server-sent event for a delta; each delta of a stream is given once, in order."""

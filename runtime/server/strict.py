@@ -14,34 +14,27 @@ from pydantic_core import PydanticCustomError
 
 from mtad.errors import InvalidInput
 
-UNSUPPORTED = {
-    "best_of": "ask for n choices and choose by their logprobs",
-    "suffix": "text is continued, not filled in",
-    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), "only chats have tools"),
-    **dict.fromkeys(("functions", "function_call"), "give tools and tool_choice"),
-    **dict.fromkeys(("audio", "modalities"), "text only"),
-    **dict.fromkeys(("store", "metadata"), "nothing is stored"),
-    **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), "the model has no such setting"),
-    "prediction": "put it into the prompt, where draft lookup finds it; see draft",
-    "service_tier": "see priority",
-    "web_search_options": "there is no web search",
-    "logprobs_mode": "log-probabilities are the target's, unprocessed",
+_CHATS, _TOOLS, _TEXT, _STORED = "only chats have tools", "give tools and tool_choice", "text only", "nothing is stored"
+_NO_SETTING = "the model has no such setting"
+UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "best_of": ("ask for n choices and choose by their logprobs", (1,)),
+    "suffix": ("text is continued, not filled in", ("",)),
+    "tools": (_CHATS, ([],)),
+    "tool_choice": (_CHATS, ("none",)),
+    "parallel_tool_calls": (_CHATS, (True, False)),
+    "functions": (_TOOLS, ([],)),
+    "function_call": (_TOOLS, ()),
+    "audio": (_TEXT, ()),
+    "modalities": (_TEXT, (["text"],)),
+    "store": (_STORED, (False,)),
+    "metadata": (_STORED, ({},)),
+    **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), (_NO_SETTING, ())),
+    "prediction": ("put it into the prompt, where draft lookup finds it; see draft", ()),
+    "service_tier": ("see priority", ("auto", "default")),
+    "web_search_options": ("there is no web search", ()),
+    "logprobs_mode": ("log-probabilities are the target's, unprocessed", ()),
 }
-"""Fields of OpenAI's that cannot be honoured, and why."""
-
-IGNORED_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "store": (False,),
-    "metadata": ({},),
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
-    "service_tier": ("auto", "default"),
-    "modalities": (["text"],),
-    "suffix": ("",),
-}
-"""Values of fields of OpenAI's that ask for nothing; clients send them."""
+"""Fields of OpenAI's that cannot be honoured: why, and values that ask for nothing, which clients send."""
 IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key")
 """Fields of OpenAI's that are about its own service; any text is accepted and ignored."""
 MINUS_ONE_MEANS: dict[str, int | None] = {"top_k": 0, "seed": None}
@@ -78,7 +71,7 @@ class StrictModel(BaseModel):
         values = cls.translated(values)
         known = cls.model_fields
         aliases = {field.alias for field in known.values()}
-        for name, reason in UNSUPPORTED.items():
+        for name, (reason, _) in UNSUPPORTED.items():
             if name not in known and values.get(name) is not None:
                 raise InvalidInput(name, values[name], f"not supported: {reason}")
         for name in values:
@@ -103,7 +96,7 @@ def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
     """
     found = dict(values)
     for name, value in values.items():
-        ignored = IGNORED_DEFAULTS.get(name, ()) if name not in known else ()
+        ignored = UNSUPPORTED[name][1] if name in UNSUPPORTED and name not in known else ()
         asks_nothing = any(type(value) is type(one) and value == one for one in ignored)
         if asks_nothing or (name in IGNORED_FIELDS and isinstance(value, str)):
             del found[name]
