@@ -15,18 +15,13 @@ if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
     from runtime.config import RuntimeConfig
     from runtime.llm import LLM
-    from runtime.scheduler.request import RequestFailed, Result
-    from runtime.scheduler.scheduler import QueueFull
 
-__all__ = ["LLM", "AsyncLLM", "DecodingParams", "QueueFull", "RequestFailed", "Result", "RuntimeConfig"]
+__all__ = ["LLM", "AsyncLLM", "DecodingParams", "RuntimeConfig"]
 
 _HOME = {
     "LLM": "runtime.llm",
     "AsyncLLM": "runtime.async_llm",
     "DecodingParams": "mtad.params",
-    "QueueFull": "runtime.scheduler.scheduler",
-    "RequestFailed": "runtime.scheduler.request",
-    "Result": "runtime.scheduler.request",
     "RuntimeConfig": "runtime.config",
 }
 

@@ -12,8 +12,9 @@ from transformers import LlamaForCausalLM
 
 from mtad.batch import ScoredTrees, Trees
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams, Result
+from runtime import LLM, DecodingParams
 from runtime.decoder.draft_details import TokenDetails, details_of
+from runtime.scheduler.request import Result
 
 PROMPT = "SELECT name FROM"
 PARAMS = DecodingParams(

@@ -17,9 +17,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from mtad.errors import CapacityExceeded, InvalidInput
-from runtime import LLM, DecodingParams, Result, RuntimeConfig
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.prompts import Prompt
-from runtime.scheduler.request import Request
+from runtime.scheduler.request import Request, Result
 from tests.support.log_probabilities import assert_log_probabilities
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]

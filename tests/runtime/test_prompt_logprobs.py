@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from runtime import LLM, DecodingParams, Result, RuntimeConfig
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.prompts import Prompt
+from runtime.scheduler.request import Result
 
 PROMPTS = ["SELECT name FROM", "S", "where do they live? " * 8, "How many singers"]
 BASE = DecodingParams(max_tokens=6, ignore_eos=True, seed=5, prompt_logprobs=3)

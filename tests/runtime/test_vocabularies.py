@@ -18,10 +18,11 @@ from export.options import ExportOptions
 from export.pair import export_pair
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams, Result, RuntimeConfig
+from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from runtime.decoder.translated import UNKNOWN
 from runtime.pair import open_pair
+from runtime.scheduler.request import Result
 from tests.support.checkpoints import make_checkpoint, make_other_tokenizer
 from tests.support.once import once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaForCausalLM
 
-from runtime import Result
+from runtime.scheduler.request import Result
 
 
 @torch.inference_mode()

@@ -7,8 +7,9 @@ from typing import Any
 
 from engines.placement import versions
 from mtad.params import DecodingParams
-from runtime import LLM, Result, RuntimeConfig
+from runtime import LLM, RuntimeConfig
 from runtime.config import use_torch
+from runtime.scheduler.request import Result
 from scripts.bench.peers.protocol import Answer, Job, serve
 
 

@@ -13,8 +13,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams, RequestFailed, Result
+from runtime import LLM, DecodingParams
 from runtime.constraints import grammar
+from runtime.scheduler.request import RequestFailed, Result
 from tests.support.constrained import Asked
 from tests.support.log_probabilities import assert_log_probabilities
 
