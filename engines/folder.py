@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
@@ -23,7 +22,6 @@ from mtad.errors import Failed, InvalidInput, no_folder, refused_as
 VERSION = 1
 """Version of the layout of `engine.json` and `pair.json`; a reader refuses any other."""
 
-_SHARDS = re.compile(r"model-\d{5}-of-(\d{5})\.data")
 
 _SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
 
@@ -104,10 +102,8 @@ def read_spec(folder: Path) -> EngineSpec:
     format = FORMATS[values["format"]]
     if (plan is not None) != (format.stored == "plan") or not isinstance(plan, dict | None):
         raise InvalidInput("engine.json plan", plan, f"does not match the format {values['format']}; export again")
-    shards = [match for file in folder.iterdir() if (match := _SHARDS.fullmatch(file.name))]
-    sharded = bool(shards) and len(shards) == int(shards[0][1])  # the weights of a graph may be several files
     for file in format.files:
-        if not ((folder / file).is_file() or (file == "model.onnx.data" and sharded)):
+        if not (folder / file).is_file():
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
     made = {"eos_token_ids": tuple(ends), "plan": None if plan is None else TensorRtPlan.from_dict(plan)}
     return EngineSpec(**values | made)

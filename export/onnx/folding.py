@@ -23,8 +23,6 @@ FOLDED = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Add", "Mul", "Cast"}
 """Operators on weights alone that are computed when the weights are written, and not in every step."""
 TRANSPOSED = ".transposed"
 """Ends the name of an initializer that is a parameter with its two axes exchanged; a parameter as it is has its own."""
-SHARD = 2**31 - 1
-"""Bytes of one file with weights; models of more have several."""
 INLINE = 1024
 """Bytes up to which an initializer stays in the graph's own file: shape arithmetic, not weights."""
 
@@ -77,20 +75,8 @@ def fill(model: ir.Model, parameters: dict[str, torch.dtype], weights: Weights, 
 
 
 def save(model: ir.Model, path: Path) -> None:
-    """Write a graph and its weights, one at a time: `<path>.data`, or `<stem>-00001-of-0000n.data` of `SHARD` bytes.
-
-    A graph's own file is a protocol buffer, which ends at 2 GB; files with weights have no such limit, but many tools
-    and file systems do.
-    """
-    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-    several = size > SHARD
-    ir.save(
-        model,
-        path,
-        external_data=f"{path.stem if several else path.name}.data",
-        size_threshold_bytes=INLINE,
-        max_shard_size_bytes=SHARD if several else None,
-    )
+    """Write a graph and its weights, one at a time, to `<path>.data`: a graph's own file ends at 2 GB."""
+    ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=INLINE)
 
 
 def _reader(weights: Weights, name: str, dtype: torch.dtype) -> Read:

@@ -33,7 +33,7 @@ def cache_names(layers: int, when: str) -> list[str]:
 
 
 def write_graph(model: PreTrainedModel, weights: Weights, spec: EngineSpec, path: Path) -> None:
-    """Export `model` to `path`, weights beside it in `<name>.data`, or in several files where they are many.
+    """Export `model` to `path`, weights beside it in `<name>.data`.
 
     The graph is made from shapes; weights are read, converted and written one at a time while it is saved.
 

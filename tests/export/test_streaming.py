@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig
 
 from engines.base import Engine
-from engines.folder import open_engine, read_spec, write_spec
+from engines.folder import open_engine, write_spec
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
 from export.checkpoint.weights import filled, parameter_names, stored_weights
@@ -89,32 +89,6 @@ def test_weights_have_the_checkpoints_names(
     found = {tensor.name.removesuffix(TRANSPOSED) for tensor in graph.initializer}
     assert {name for name in found if name.endswith((".weight", ".bias"))} <= names
     assert len(found & names) > 15
-
-
-@pytest.mark.slow
-class TestShards:
-    @pytest.fixture
-    def folder(
-        self, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> Path:
-        monkeypatch.setattr("export.onnx.folding.SHARD", 100_000)
-        write(tmp_path / "sharded", family_checkpoint("tied"))
-        return tmp_path / "sharded"
-
-    def test_an_engine_in_several_files_is_the_same_engine(
-        self, folder: Path, family_engine: Callable[[str], Path]
-    ) -> None:
-        files = sorted(file.name for file in folder.glob("*.data"))
-        assert len(files) > 1
-        assert files[0] == f"model-00001-of-{len(files):05}.data"
-        assert (family_engine("tied") / "model.onnx.data").is_file()
-        assert_same_engine(folder, family_engine("tied"))
-
-    @pytest.mark.parametrize("number", [0, -1])
-    def test_one_that_is_missing_is_noticed(self, folder: Path, number: int) -> None:
-        sorted(folder.glob("*.data"))[number].unlink()
-        with pytest.raises(InvalidInput, match=r"model.onnx.data is missing"):
-            read_spec(folder)
 
 
 class TestWeights:
