@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from numba import __version__ as numba_version
 from numba import config, njit, typeof
+from numba.core.caching import UserProvidedCacheLocator
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,14 @@ def cache_folder() -> Path:
         return Path(temporary)
 
 
+class Locator(UserProvidedCacheLocator):  # type: ignore[misc] # numba comes without types
+    """Where numba keeps a function: below `cache_folder`, wherever the sources lie, since all environments share it."""
+
+    @classmethod
+    def get_suitable_cache_subpath(cls, py_file: str) -> str:
+        return Path(py_file).parent.name
+
+
 def compiled(function: F, without: frozenset[str] = frozenset()) -> F:
     """Compile a function when it is first called with arguments of some types; it releases the GIL.
 
@@ -53,12 +62,13 @@ def compiled(function: F, without: frozenset[str] = frozenset()) -> F:
     Args:
         without: LLVM's fast-math flags, for a function whose arguments they are true of.
     """
-    before, config.CACHE_DIR = config.CACHE_DIR, str(cache_folder())
+    before = config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES
+    config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(cache_folder()), f"{__name__}.{Locator.__name__}"
     try:
         made: F = njit(nogil=True, cache=True, error_model="numpy", fastmath=set(without))(function)
         return made
     finally:
-        config.CACHE_DIR = before
+        config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = before
 
 
 def entry_of(function: F, *arguments: object) -> F:

@@ -85,6 +85,14 @@ def test_a_change_of_any_source_compiles_anew_and_nothing_else_does(tmp_path: Pa
     assert cache_of(folder, NUMBA_CACHE_DIR=cache)[0] == last
 
 
+def test_the_same_sources_elsewhere_take_what_was_compiled(tmp_path: Path) -> None:
+    code = "import numpy as np\nfrom mtad.random import hash_word\nhash_word(np.zeros(1, np.uint64))\n"
+    code += "print(sum(hash_word.stats.cache_hits.values()))"
+    places = copied(tmp_path / "here"), copied(tmp_path / "there")
+    ran = [run("-c", code, folder=one, PYTHONPATH=one, NUMBA_CACHE_DIR=tmp_path / "cache") for one in places]
+    assert [one.stdout for one in ran] == ["0\n", "1\n"]
+
+
 def test_a_folder_that_cannot_be_written_is_replaced_by_a_temporary_one_and_that_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "temporary").mkdir()
