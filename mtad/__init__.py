@@ -5,6 +5,7 @@ the device, has no branch on data, and takes its noise as an argument.
 """
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -23,15 +24,18 @@ from mtad.errors import InvalidInput  # noqa: E402
 from mtad.params import DecodingParams  # noqa: E402
 
 if TYPE_CHECKING:
-    from runtime import LLM, AsyncLLM, RuntimeConfig
+    from runtime.async_llm import AsyncLLM
+    from runtime.config import RuntimeConfig
+    from runtime.llm import LLM
 
 __all__ = ["LLM", "AsyncLLM", "DecodingParams", "InvalidInput", "RuntimeConfig"]
 
 
+_ABOVE = {"LLM": "runtime.llm", "AsyncLLM": "runtime.async_llm", "RuntimeConfig": "runtime.config"}
+
+
 def __getattr__(name: str) -> object:
     """What programs begin with lies in `runtime`: the one import that points up, made when the name is used."""
-    if name not in __all__:
+    if name not in _ABOVE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import runtime
-
-    return getattr(runtime, name)
+    return getattr(import_module(_ABOVE[name]), name)

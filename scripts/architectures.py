@@ -34,8 +34,8 @@ from export.engine import write_engine
 from export.options import ExportOptions
 from export.plan import plan_pair
 from export.verification.verify import expect, verify
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import Failed, InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.entry import command
 from scripts.paths import DEMO, RESULTS
 from scripts.results import Rows, save

@@ -8,7 +8,7 @@ from statistics import mean
 
 from tqdm import tqdm
 
-from runtime import LLM, DecodingParams
+from mtad import LLM, DecodingParams
 from runtime.commands.entry import Parser, command
 from scripts.demo.dataset import load, matches
 from scripts.paths import ROOT

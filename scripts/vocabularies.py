@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from export.options import ExportOptions
 from export.pair import export_pair
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.entry import Parser, command
 from scripts.demo import corpus, dataset, train
 from scripts.paths import DEMO

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from engines.placement import Placement
     from export.checkpoint.checkpoint import Checkpoint
-    from runtime import LLM
+    from mtad import LLM
     from tests.support.commands import Run
     from tests.support.live_server import LiveServer
 
@@ -272,7 +272,7 @@ def demo_pair() -> Path:
 @pytest.fixture(scope="session")
 def demo(demo_pair: Path) -> LLM:
     """The demo pair, opened."""
-    from runtime import LLM, RuntimeConfig
+    from mtad import LLM, RuntimeConfig
 
     return LLM(demo_pair, RuntimeConfig(threads=1))
 
@@ -286,7 +286,7 @@ def pair_folder(request: pytest.FixtureRequest, pair_folders: Callable[[str], Pa
 @pytest.fixture(scope="session")
 def llm(pair_folder: Path) -> LLM:
     """The pair, opened; every test leaves it idle."""
-    from runtime import LLM, RuntimeConfig
+    from mtad import LLM, RuntimeConfig
 
     return LLM(pair_folder, RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
 
@@ -294,7 +294,7 @@ def llm(pair_folder: Path) -> LLM:
 @pytest.fixture(scope="session")
 def plain(pair_folders: Callable[[str], Path]) -> LLM:
     """The ONNX pair, opened, without a thread or a server; every test leaves it idle, and others run on its engines."""
-    from runtime import LLM, RuntimeConfig
+    from mtad import LLM, RuntimeConfig
 
     return LLM(pair_folders("onnx"), RuntimeConfig(threads=1, max_draft_len=8, max_beam_width=8))
 
@@ -302,7 +302,7 @@ def plain(pair_folders: Callable[[str], Path]) -> LLM:
 @pytest.fixture(scope="module")
 def server(plain: LLM) -> Iterator[LiveServer]:
     """One server for all tests of a module that leave it as it was."""
-    from runtime import LLM, RuntimeConfig
+    from mtad import LLM, RuntimeConfig
     from tests.support.live_server import live
 
     with live(LLM(plain.pair, RuntimeConfig(max_waiting=64))) as running:

@@ -24,9 +24,9 @@ from engines.folder import open_engine
 from engines.kinds import Kind
 from export.options import ExportOptions
 from export.pair import export_pair
+from mtad import LLM, RuntimeConfig
 from mtad.methods import METHODS, REMOVED
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
 from runtime.server.schema import CompletionRequest

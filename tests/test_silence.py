@@ -65,7 +65,7 @@ def test_a_pair_is_opened_and_decodes_without_asking_anybody_and_openvino_report
 ) -> None:
     code = f"""
 from engines.openvino.graph import load_openvino
-from runtime import LLM
+from mtad import LLM
 llm = LLM({str(pair_folders("onnx"))!r})
 assert llm.generate("S", None)[0].token_ids
 load_openvino()

@@ -6,21 +6,17 @@ of the session, an operator without a kernel goes to the CPU. Here each of these
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 from collections import Counter
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 
+from engines.quiet import quiet
 from mtad.errors import InvalidInput, imported
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-
-log = logging.getLogger(__name__)
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """ONNX Runtime's names of the providers."""
@@ -54,12 +50,8 @@ def check_cuda() -> None:
             "onnxruntime and install onnxruntime-gpu, which the extra cuda names (Linux, x86-64)"
         )
         raise InvalidInput("provider", "cuda", problem)
-    # puts torch's or NVIDIA's packages of CUDA and cuDNN where the provider's library finds them; it prints
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        ort.preload_dlls()
-    if said.getvalue():
-        log.debug("preload_dlls: %s", said.getvalue().strip())
+    with quiet():  # it prints
+        ort.preload_dlls()  # torch's or NVIDIA's packages of CUDA and cuDNN, so that the provider's library finds them
 
 
 def cuda_options(device: str, stream: int) -> Options:

@@ -60,11 +60,6 @@ def language(params: DecodingParams) -> tuple[str, str]:
     return next((name, text) for name in LANGUAGES if (text := getattr(params, name)) is not None)
 
 
-def short(text: str, length: int = 200) -> str:
-    """A text as errors show it."""
-    return text if len(text) <= length else f"{text[:length]} .."
-
-
 class Follower:
     """A grammar followed along a request's text and, within a block, along the paths of its token tree.
 
@@ -159,7 +154,7 @@ class Follower:
 
     def _problem(self, problem: str) -> InvalidInput:
         field, text = language(self._params)
-        return InvalidInput(field, short(text), problem)
+        return InvalidInput(field, text, problem)
 
     def _compute(self, path: tuple[int, ...]) -> Bits:
         if self._over:
@@ -183,7 +178,7 @@ class Follower:
                 bits = self._words.without(bits, (*self._text[-self._words.window :], *path))
                 if not bits.any():
                     words = ", ".join(self._params.bad_words)
-                    problem = InvalidInput("bad_words", short(words), f"no other token can follow the first {length}")
+                    problem = InvalidInput("bad_words", words, f"no other token can follow the first {length}")
             elif not possible:
                 problem = self._problem(f"no token can follow the first {length}")
                 if early and ends:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from mtad.errors import InvalidInput, imported
 from mtad.params import LANGUAGES, DecodingParams
-from runtime.constraints.follower import Follower, Grammar, language, short
+from runtime.constraints.follower import Follower, Grammar, language
 from runtime.constraints.trial_process import compile_grammar
 from runtime.constraints.trials import Pool, Trials
 
@@ -115,12 +115,12 @@ class Grammars:
             with self._compiling:  # one at a time: they may take memory
                 matcher, problems = compile_grammar(field, text, tokenizer)
         if matcher is None or problems:
-            message = short("; ".join(" ".join(problem.split()) for problem in problems), 500)
-            raise InvalidInput(field, short(text), f"{message}; {REMEDY[field]}")
+            message = "; ".join(" ".join(problem.split()) for problem in problems)[:500]
+            raise InvalidInput(field, text, f"{message}; {REMEDY[field]}")
         grammar = Grammar(matcher, compiled=found["bytes"])
         problem = self._follow(grammar, replace(params, min_tokens=0)).failure(())
         if problem is not None:
-            raise InvalidInput(field, short(text), f"no text satisfies it: {problem.problem}; {REMEDY[field]}")
+            raise InvalidInput(field, text, f"no text satisfies it: {problem.problem}; {REMEDY[field]}")
         grammar.empty = self._follow(grammar, replace(params, min_tokens=1)).failure(()) is not None
         with self._keeping:
             self._kept[field, text] = grammar

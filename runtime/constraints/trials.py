@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from mtad.errors import Failed, InvalidInput
 from runtime.constraints import trial_process
-from runtime.constraints.follower import short
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ class Trials:
                 -signal.SIGSEGV: f"more than {trial_process.STACK >> 20} MiB of stack, nested or chained too deeply",
             }.get(died, f"more than {trial_process.MEMORY >> 20} MiB of memory ({died})")
             error = TooSlow if died == -signal.SIGPROF else InvalidInput
-            raise error(field, short(text), f"{self._doing} takes {broken}; give a simpler one")
+            raise error(field, text, f"{self._doing} takes {broken}; give a simpler one")
         return found
 
     def close(self) -> None:

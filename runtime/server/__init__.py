@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP server over `runtime.AsyncLLM`: `mtad serve`.
+"""An OpenAI-compatible HTTP server over `AsyncLLM`: `mtad serve`.
 
 Needs the extra `serve` (Starlette, uvicorn, prometheus-client).
 """

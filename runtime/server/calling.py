@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.constraints.follower import language, short
+from runtime.constraints.follower import language
 from runtime.constraints.trial_process import WHITE_SPACE
 from runtime.server.messages import Function, NamedTool
 from runtime.server.schema import ChatCompletionRequest
@@ -110,7 +110,7 @@ class Calling:
         """
         if params.constrained:
             field, text = language(params)
-            raise InvalidInput(field, short(text), "calls have a grammar of their own; leave this out, or the tools")
+            raise InvalidInput(field, text, "calls have a grammar of their own; leave this out, or the tools")
         return replace(params, grammar=self.grammar(tokenizer, eos), skip_special_tokens=False)
 
     def grammar(self, tokenizer: Tokenizer, eos: Sequence[int]) -> str:

@@ -12,7 +12,6 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from mtad.errors import InvalidInput
 from runtime.decoder.draft_details import DraftedToken
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
@@ -25,17 +24,6 @@ LAST_BYTE = ("ÿ", "<0xFF>")
 
 MAX_PROMPT_LOGPROBS = 2**19
 """Most log-probabilities of prompts in an answer, with alternatives and for each choice: 50 MB while it is made."""
-
-
-def check_size(values: int) -> None:
-    """Refuse an answer with too many log-probabilities of prompts.
-
-    Raises:
-        InvalidInput: there are more than `MAX_PROMPT_LOGPROBS`.
-    """
-    if values > MAX_PROMPT_LOGPROBS:
-        problem = f"at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
-        raise InvalidInput("prompt_logprobs", f"{values} log-probabilities", problem)
 
 
 class Echo(NamedTuple):

@@ -30,7 +30,7 @@ from runtime.server.bodies import RestingThread, check_body
 from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
-from runtime.server.logprobs import Echo, TokenNames, check_size
+from runtime.server.logprobs import MAX_PROMPT_LOGPROBS, Echo, TokenNames
 from runtime.server.metrics import Metrics, exposition
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
@@ -149,7 +149,9 @@ class Service:
         texts = prompts
         if params.prompt_logprobs is not None:
             prompts = [await self._tokenized(prompt) for prompt in prompts]
-            check_size(sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs))
+            if (values := sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)) > MAX_PROMPT_LOGPROBS:
+                problem = f"at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
+                raise InvalidInput("prompt_logprobs", f"{values} log-probabilities", problem)
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
         others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
         try:

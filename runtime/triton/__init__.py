@@ -1,4 +1,4 @@
-"""A model of Triton Inference Server (Python backend) over `runtime.AsyncLLM`: `mtad triton` writes its directory.
+"""A model of Triton Inference Server (Python backend) over `AsyncLLM`: `mtad triton` writes its directory.
 
 Needs the extra `triton`. `model.py` runs inside Triton, the rest also without it.
 """

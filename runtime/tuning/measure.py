@@ -18,8 +18,9 @@ from tqdm import tqdm
 from engines.prompts import Example
 from mtad.filters import filter_logits
 from mtad.methods import METHODS
+from mtad.params import DecodingParams
 from mtad.rows import stack_rows
-from runtime import LLM, DecodingParams
+from runtime.llm import LLM
 from runtime.scheduler.request import Request, Result
 
 Floats = npt.NDArray[np.float64]

@@ -16,7 +16,8 @@ from typing import Any
 
 from engines.prompts import Example
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams
+from mtad.params import DecodingParams
+from runtime.llm import LLM
 from runtime.tuning.measure import FIGURES, Point, measure, speedup, with_error
 
 GRID: dict[str, tuple[Any, ...]] = {

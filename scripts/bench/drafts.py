@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.tuning.measure import answer
 from scripts.bench.intervals import paired_ratio, shown
 from scripts.demo import dataset

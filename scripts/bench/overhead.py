@@ -25,9 +25,9 @@ from engines.base import Engine
 from engines.placement import cores
 from export.options import ExportOptions
 from export.pair import export_pair
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from scripts.demo import dataset
 from scripts.paths import ROOT
 from scripts.results import Rows

@@ -19,9 +19,9 @@ import numpy as np
 from tqdm import tqdm
 
 from engines.folder import read_spec
+from mtad import LLM, RuntimeConfig
 from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.pair import ROLES
 from runtime.scheduler.request import TokenScore
 from runtime.tuning.measure import answer

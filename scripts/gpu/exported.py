@@ -16,8 +16,8 @@ from engines.placement import versions
 from engines.tensorrt_llm.library import RELEASE
 from engines.tensorrt_plan import load_runtime
 from export.options import ExportOptions
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import ROLES
 from runtime.tensorrt_llm.worker import WORKER, install, worker_config
 from scripts.gpu import models

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from engines.base import INPUTS, KV_PAGE, Engine, EngineSpec, Step
 from engines.capture import NoRecorder
 from engines.pytorch.engine import TorchEngine
+from mtad import LLM
 from mtad.params import DecodingParams
-from runtime import LLM
 from runtime.config import RuntimeConfig
 from runtime.pair import ROLES, Pair, open_tokenizer
 from scripts.paths import DEMO

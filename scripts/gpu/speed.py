@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
+from mtad import LLM
 from mtad.params import DecodingParams
-from runtime import LLM
 from runtime.pair import Pair
 from scripts.energy import EnergyMeter
 from scripts.gpu.models import SHAPES, open_llm, random_pair

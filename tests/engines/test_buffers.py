@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engines.buffers import Arena, size_of, views
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
 
 SMALL = 2**16

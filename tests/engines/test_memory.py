@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engines.memory import format_bytes, parse_bytes
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
-from runtime import LLM, RuntimeConfig
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from export.options import ExportOptions
 from export.pair import export_pair
 from export.plan import plan_pair
 from export.verification.verify import verify
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
 from tests.support.folders import change_json, names
 

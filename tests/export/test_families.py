@@ -32,8 +32,8 @@ from engines.placement import Placement
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.verify import TOLERANCE, expect, verify
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams, RuntimeConfig
 from tests.support.families import FAMILIES, GROUPED, MULTI_HEAD, WINDOW, shallow, write_model
 from tests.support.steps import alone_and_together, make_step, more_tokens, some_tokens
 

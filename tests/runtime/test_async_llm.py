@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import CapacityExceeded, InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed

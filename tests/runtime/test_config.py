@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from mtad import DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
-from runtime import DecodingParams, RuntimeConfig
 from runtime.commands.entry import add_options, given_options
 from runtime.config import describe
 

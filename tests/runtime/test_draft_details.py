@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from mtad import LLM, DecodingParams
 from mtad.batch import ScoredTrees, Trees
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams
 from runtime.decoder.draft_details import TokenDetails, details_of
 from runtime.scheduler.request import Result
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mtad import LLM, DecodingParams
 from mtad.errors import Failed
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams
 from runtime.decoder.block import Block, BlockInput
 from runtime.loop import DecodingLoop
 from runtime.scheduler.request import Request

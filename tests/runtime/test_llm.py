@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import CapacityExceeded, InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request, Result
 from tests.support.log_probabilities import assert_log_probabilities

@@ -12,9 +12,9 @@ import pytest
 
 from engines.folder import open_engine, read_json, write_json
 from engines.placement import Placement
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.decoder.block import Block, BlockInput
 from runtime.pair import store_costs
 from tests.support.commands import Run, assert_refused

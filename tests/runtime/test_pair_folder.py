@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engines.folder import read_json, write_json
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.pair import open_pair, store_costs
 from runtime.speculation.planner import DraftCosts
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtad import LLM
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM
 from runtime.scheduler.request import Request
 from runtime.scheduler.thoughts import Thoughts, known_tags
 from tests.runtime.test_schedules import Mock, make_mock

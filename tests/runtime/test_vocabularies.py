@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from engines.vocabulary import Translation
 from export.options import ExportOptions
 from export.pair import export_pair
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from runtime.decoder.translated import UNKNOWN
 from runtime.pair import open_pair

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import LLM
+from mtad import LLM
 from scripts.clients import __main__ as clients
 from scripts.clients.served import MODEL, Server
 from tests.support.live_server import live

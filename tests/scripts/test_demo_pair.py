@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from runtime import LLM, DecodingParams
+from mtad import LLM, DecodingParams
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.paths import DEMO

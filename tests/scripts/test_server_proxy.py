@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime import LLM
+from mtad import LLM
 from runtime.server.uvicorn_server import configure
 from scripts.soak.proxy import proxied
 from tests.runtime.server.test_server_strangers import AT_ONCE, health_of

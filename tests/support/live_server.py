@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import uvicorn
 from openai import OpenAI
 
-from runtime import LLM, AsyncLLM
+from mtad import LLM, AsyncLLM
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service

@@ -21,7 +21,7 @@ from engines.parallel.worker import Worker, dist
 from engines.placement import Placement
 from engines.pytorch.hook import cache_shape
 from export.verification.verify import expect, verify
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.scheduler.request import Request
 from tests.support.fake_cuda import FakeRecorder
 

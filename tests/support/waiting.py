@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import DEFAULT, Mock
 
-from runtime import LLM, RuntimeConfig
+from mtad import LLM, RuntimeConfig
 
 PATIENCE = 120.0
 """Seconds after which what should have happened is taken to never happen; nothing is expected to need them."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from engines.placement import versions
+from mtad import LLM, RuntimeConfig
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.config import use_torch
 from runtime.scheduler.request import Result
 from scripts.bench.peers.protocol import Answer, Job, serve

@@ -14,7 +14,7 @@ from engines.buffers import to_device
 from engines.cache.paged import EMPTY, OWN, SPARE, PageCache, by_page
 from engines.folder import read_spec
 from engines.pytorch.engine import TorchEngine
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import Pair, open_pair
 from tests.support.mock_engine import PagedMock, mock_spec
 from tests.support.quick_filters import quick_filters

@@ -11,7 +11,7 @@ import pytest
 
 from engines.base import KV_PAGE
 from engines.cache.columns import ColumnCache, ColumnPrefixCache
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from tests.support.mock_engine import mock_spec
 
 BASE = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)

@@ -23,8 +23,8 @@ from transformers import MixtralConfig, PretrainedConfig
 from engines.base import EngineSpec
 from engines.parallel.engine import check_plan, check_ranks
 from engines.parallel.worker import launched_rank
+from mtad import LLM, DecodingParams
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams
 from tests.support.families import FAMILIES, GROUPED, write_model
 from tests.support.waiting import STARTING
 

@@ -23,8 +23,8 @@ from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fixed_cache import scatter_copy
 from engines.pytorch.layer_ops import store_columns
 from export.checkpoint.checkpoint import Checkpoint
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams, RuntimeConfig
 from tests.support.attention_steps import TOLERANCE, Case, make
 from tests.support.steps import columns_of
 

@@ -25,9 +25,9 @@ from engines.onnx.engine import OnnxRuntimeEngine
 from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine
 from engines.tensorrt_plan import Gpu
 from export.verification.verify import TOLERANCE, expect, verify
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.decoder.engine_role import EngineRole
 from runtime.pair import open_pair
 from tests.support import fake_tensorrt

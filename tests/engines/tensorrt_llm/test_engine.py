@@ -20,9 +20,9 @@ from engines.tensorrt_llm.engine import TensorRTLLMEngine
 from engines.tensorrt_plan import TensorRtPlan
 from export.checkpoint.find import find
 from export.verification.verify import TOLERANCE, expect, verify
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.decoder.engine_role import EngineRole
 from runtime.pair import Pair, open_pair
 from tests.support import fake_tensorrt_llm

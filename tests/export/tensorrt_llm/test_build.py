@@ -16,8 +16,8 @@ from export.checkpoint.find import find
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.tensorrt_llm.build import build_command, plan_for
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput, VerificationFailed
-from runtime import LLM, DecodingParams, RuntimeConfig
 from tests.support import fake_tensorrt_llm
 from tests.support.fake_trtllm_build import HOPPER, install
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from runtime import LLM, DecodingParams
+from mtad import LLM, DecodingParams
 from tests.support.held import Hold
 from tests.support.live_server import Process, call
 from tests.support.waiting import PATIENCE, STARTING, until  # with `STARTING`, a busy gateway is asked less often

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines.pytorch.engine import TorchEngine
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.entry import DECODING
 from tests.support.commands import Run, assert_refused
 

@@ -16,7 +16,7 @@ from engines.folder import read_spec
 from export.estimate import estimate_pair
 from export.options import ExportOptions
 from export.plan import plan_pair
-from runtime import LLM, RuntimeConfig
+from mtad import LLM, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from tests.support.commands import Run, assert_refused
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
-from runtime import LLM, RuntimeConfig
 from tests.runtime.test_llm import BASE, PROMPTS
 
 pytestmark = pytest.mark.usefixtures("idle_afterwards")

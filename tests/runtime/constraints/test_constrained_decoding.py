@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from mtad import LLM, DecodingParams
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams
 from runtime.constraints import grammar
 from runtime.scheduler.request import RequestFailed, Result
 from tests.support.constrained import Asked

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mtad import LLM, DecodingParams
 from mtad.methods import METHODS
-from runtime import LLM, DecodingParams
 from runtime.server.logprobs import TokenNames
 from runtime.server.schema import DESCRIPTIONS
 from tests.support.checkpoints import make_tokenizer

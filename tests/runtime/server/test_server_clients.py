@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mtad import LLM
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM
 from runtime.server.errors import api_error
 from runtime.server.schema import ChatCompletionRequest, CompletionRequest
 from tests.support.live_server import MODEL, LiveServer, call

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from openai import APIStatusError, OpenAI
 
+from mtad import LLM, DecodingParams
 from mtad.errors import InvalidInput
-from runtime import LLM, DecodingParams
 from runtime.server.uvicorn_server import bind
 from tests.support.commands import Run, assert_refused
 from tests.support.held import Hold

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openai import APIError, BadRequestError
 
+from mtad import LLM
 from mtad.errors import Failed
-from runtime import LLM
 from runtime.constraints import trial_process
 from runtime.constraints.trials import TooSlow, Trials
 from tests.support.hostile import BODIES

@@ -12,8 +12,8 @@ import pytest
 from openai import APIError, AuthenticationError, BadRequestError, InternalServerError, RateLimitError
 from starlette.testclient import TestClient
 
+from mtad import LLM, AsyncLLM
 from mtad.errors import InvalidInput
-from runtime import LLM, AsyncLLM
 from runtime.commands.serve import is_loopback, read_keys
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions

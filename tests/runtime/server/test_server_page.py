@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
-from runtime import LLM, DecodingParams
+from mtad import LLM, DecodingParams
 from tests.support.live_server import MODEL, LiveServer, gated, live
 from tests.support.waiting import PATIENCE, own, until
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from runtime import LLM
+from mtad import LLM
 from tests.support.live_server import MODEL, LiveServer, ask, call, live
 from tests.support.waiting import own
 

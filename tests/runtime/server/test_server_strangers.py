@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from runtime import LLM
+from mtad import LLM
 from runtime.server.bodies import MAX_VALUES
 from runtime.server.middleware import BODIES_AT_ONCE
 from tests.support.hostile_bytes import bodies, heads

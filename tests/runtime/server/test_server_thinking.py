@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime import LLM, DecodingParams
+from mtad import LLM, DecodingParams
 from tests.support.live_server import MODEL, LiveServer, call, live
 from tests.support.waiting import own
 

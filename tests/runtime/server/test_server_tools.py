@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from runtime import LLM
+from mtad import LLM
 from runtime.constraints.follower import Follower
 from tests.support.live_server import MODEL, LiveServer, call, live
 from tests.support.waiting import own

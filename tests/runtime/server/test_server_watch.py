@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime import LLM
+from mtad import LLM
 from tests.support.live_server import MODEL, LiveServer, call, gated, live
 from tests.support.paths import ROOT
 from tests.support.waiting import own, until

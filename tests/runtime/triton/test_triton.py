@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from runtime import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.scheduler.request import Result
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import write_model

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import yaml
 
+from mtad import LLM, AsyncLLM, RuntimeConfig
 from mtad.errors import Failed, InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, AsyncLLM, RuntimeConfig
 from runtime.commands.entry import given_options
 from runtime.commands.triton import parser
 from runtime.server.errors import ApiError

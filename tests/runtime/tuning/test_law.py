@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from mtad import LLM
 from mtad.params import DecodingParams
-from runtime import LLM
 from runtime.tuning.measure import law_change, variation
 
 SQUARES = np.array([0.25, 0.09, 0.0225, 0.0025])

@@ -19,10 +19,10 @@ from engines.folder import read_json, write_json
 from engines.prompts import Example
 from export.options import ExportOptions
 from export.pair import export_pair
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tuning
 from runtime.tuning.measure import FIGURES, Point, Texts, law_change, measure, with_error

@@ -12,9 +12,9 @@ import torch
 
 from engines.cache.paged import SPARE, PageCache, by_page
 from engines.placement import Placement
+from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime import LLM, RuntimeConfig
 from runtime.pair import Pair, open_pair
 from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
