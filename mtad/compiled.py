@@ -79,8 +79,3 @@ def entry_of(function: F, *arguments: object) -> F:
     function(*arguments)
     find = getattr(function, "get_overload", None)  # which uncompiled functions lack
     return find(tuple(map(typeof, arguments))) if find else function
-
-
-def compiled_without_nan(function: F) -> F:
-    """As `compiled`, for numbers of which none is NaN, and 0 and -0 are one: maxima are then found in vectors."""
-    return compiled(function, frozenset({"nnan", "nsz"}))

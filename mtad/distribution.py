@@ -9,12 +9,13 @@ The vocabulary is passed over in loops of independent sums or maxima, which comp
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mtad.compiled import compiled, compiled_without_nan
+from mtad.compiled import compiled
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -71,9 +72,9 @@ def largest(logits, maxima):
     return largest_of_chunks(logits, maxima)
 
 
-@compiled_without_nan
+@partial(compiled, without=frozenset({"nnan", "nsz"}))
 def largest_of_chunks(logits, maxima):
-    """As `largest`, of logits of which none is NaN."""
+    """As `largest`, of logits of which none is NaN, and 0 and -0 are one: maxima are then found in vectors."""
     top, whole = F32(NEVER), len(logits) // CHUNK
     for chunk in range(len(maxima)):
         most, start = F32(NEVER), chunk * CHUNK
