@@ -64,9 +64,7 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
         gpu, known = None, _capabilities(trt)
         for capability in capabilities:
             if capability not in known:
-                problem = (
-                    f"TensorRT-RTX {version} builds for {', '.join(known)}; for other GPUs, use --to tensorrt on them"
-                )
+                problem = f"TensorRT-RTX {version} builds for {', '.join(known)}; elsewhere, use --to tensorrt"
                 raise InvalidInput("compute-capability", capability, problem)
         if not capabilities:
             capabilities = [c for c in known if _pair(c) >= needed]

@@ -74,9 +74,7 @@ class OpenVinoEngine(Engine):
         ports = [port for port in compiled.inputs if "_cache." in port.any_name]
         for port in ports[1::2]:  # of values; quantized keys have rows for scales and zero points besides
             if port.partial_shape[2].get_length() != PAGE:
-                problem = (
-                    f"its pages have {port.partial_shape[2]} columns, not {PAGE}: another version; give provider cpu"
-                )
+                problem = f"pages of {port.partial_shape[2]} columns, not {PAGE}: another version; give cpu"
                 raise InvalidInput("provider", "openvino", problem)
         self.cache = OpenVinoCache(spec, ports, partial(_bind, self._request, ports))  # holds no engine that holds it
         self._feeds: dict[str, Array] = {}

@@ -85,9 +85,7 @@ def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -
     try:
         base = find(name, trained_on, weights)
     except InvalidInput as error:
-        problem = (
-            f"the adapter's checkpoint {trained_on}: {error.problem}; {ADAPTER} names it as base_model_name_or_path"
-        )
+        problem = f"its base_model_name_or_path, {trained_on}: {error.problem}"
         raise InvalidInput(name, source, problem) from None
     own = _digest([folder / ADAPTER, *sorted(folder.glob("adapter_model.*"))])
     digest = hashlib.sha256(f"{base.digest} {own}".encode()).hexdigest() if base.digest else ""

@@ -40,9 +40,7 @@ def plan_for(spec: EngineSpec, checkpoint: Checkpoint) -> TensorRtPlan:
         raise InvalidInput(name, source, problem)
     group = config.num_attention_heads // spec.kv_heads
     if group & (group - 1) or group > LARGEST_GROUP or spec.head_dim % 16 or spec.head_dim > LARGEST_HEAD:
-        problem = (
-            f"{group} query heads per KV head, of size {spec.head_dim}: TensorRT-LLM has no kernel for their trees"
-        )
+        problem = f"no kernel for trees of {group} query heads per KV head, of size {spec.head_dim}"
         raise InvalidInput(name, source, f"{problem}; use --to torch")
     if (window := getattr(config, "sliding_window", None)) is not None and window < spec.capacity:
         raise InvalidInput(name, source, f"a sliding window of {window}: TensorRT-LLM has no kernel for its trees")

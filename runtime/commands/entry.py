@@ -44,9 +44,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
         Parser.current, self._brief = self, brief
         if brief:
-            self.add_argument(
-                "--help-all", action="help", help="show all options, of which --help shows the common ones"
-            )
+            self.add_argument("--help-all", action="help", help="show all options; --help shows the common ones")
 
     def print_help(self, file: Any = None) -> None:
         """Print the options that are asked for."""

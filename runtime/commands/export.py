@@ -52,13 +52,9 @@ def main() -> None:
         metavar="M.N",
         help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all supported)",
     )
-    parser.add_argument(
-        "--defaults", type=json_object, default={}, help="decoding parameters, over what the target recommends, as JSON"
-    )
+    parser.add_argument("--defaults", type=json_object, default={}, help="decoding parameters, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check the input and estimate disk and memory; write nothing"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="check the input and estimate; write nothing")
     options = parser.parse_args()
     if options.format == WORKER:
         for name in (*OPTION_FIELDS, "calibration", "compute_capabilities", "overwrite", "dry_run"):

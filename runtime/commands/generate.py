@@ -29,12 +29,8 @@ def main() -> None:
         description="Decode prompts with a pair of engines. Parameters not given come from the pair's defaults.",
     )
     add_pair(parser)
-    parser.add_argument(
-        "prompt", nargs="*", help="prompts; with neither prompt nor --file, standard input is one prompt"
-    )
-    parser.add_argument(
-        "--file", type=Path, action="append", default=[], help="file that holds one prompt; may be repeated"
-    )
+    parser.add_argument("prompt", nargs="*", help="prompts; without one or --file, standard input is")
+    parser.add_argument("--file", type=Path, action="append", default=[], help="a prompt's file; may be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt: text, tokens, statistics")
     add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
     add_decoding(parser)

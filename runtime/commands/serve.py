@@ -39,9 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_pair(described)
     described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
-    described.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0 picks a free one (default %(default)s)"
-    )
+    described.add_argument("--port", type=int, default=8000, help="0 picks a free one (default %(default)s)")
     described.add_argument("--model", help="name the pair is served under (default: the folder's)")
     described.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, for chat completions")
     keys = described.add_argument_group("authentication and limits")

@@ -20,9 +20,7 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     described.add_argument("repository", type=Path, help="model repository to write into")
     described.add_argument("--model", default="mtad", help="name of the model (default %(default)s)")
-    described.add_argument(
-        "--environment", help="virtual environment to run the model in (default: Triton's own Python)"
-    )
+    described.add_argument("--environment", help="virtual environment to run in (default: Triton's own Python)")
     described.add_argument("--copy", action="store_true", help="put a copy of the pair into the directory")
     described.add_argument("--overwrite", action="store_true", help="replace an earlier directory")
     add_options(described, TritonOptions, only=("request_seconds",))

@@ -30,9 +30,7 @@ def main() -> None:
         "the pair's default. Do not report results on the same prompts.",
     )
     parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")
-    parser.add_argument(
-        "--prompts", type=Path, required=True, help='JSON lines with "prompt" and optionally "answer" (the exact text)'
-    )
+    parser.add_argument("--prompts", type=Path, required=True, help='JSON lines: "prompt", perhaps "answer"')
     parser.add_argument(
         "--method",
         default="block,traversal,mtad,mmtad_sample",

@@ -107,9 +107,7 @@ class Guard:
         name = host.lower().rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host.lower()
         if not name or name in self._hosts or name.endswith(".localhost") or _is_address(name.strip("[]")):
             return
-        message = (
-            f"{name[:100]!r} is not known as a name of this server; start it with --allowed-host, or with API keys"
-        )
+        message = f"{name[:100]!r} is no known name of this server; start it with --allowed-host or API keys"
         raise ApiError(403, message, code="host_not_allowed")
 
     def _limited(self, headers: Headers, receive: Receive, received: Counter[str]) -> Receive:

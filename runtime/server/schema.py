@@ -104,9 +104,7 @@ class Body(_Parameters):
     priority: int = Field(
         0, ge=-(2**31), lt=2**31, description="larger ones overtake those that wait, where the server allows it"
     )
-    cache_salt: str | None = Field(
-        None, min_length=1, description="kept prompts are used by requests with the same salt only"
-    )
+    cache_salt: str | None = Field(None, min_length=1, description="prompts are reused with the same salt only")
     return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
 
     @classmethod

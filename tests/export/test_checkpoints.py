@@ -165,7 +165,7 @@ def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -
     exported, merged = load_file(tmp_path / "pair" / "target" / "model.safetensors"), found.weights()
     assert all(torch.allclose(weight, merged(name)) for name, weight in exported.items())
     base.rename(tmp_path / "moved")
-    with pytest.raises(InvalidInput, match="names it as base_model_name_or_path"):
+    with pytest.raises(InvalidInput, match="its base_model_name_or_path"):
         find("target", str(adapter))
 
 
