@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtad import LLM, DecodingParams
-from runtime.server import logprobs
+from runtime.server import service
 from tests.support.live_server import MODEL, LiveServer, ask, call
 
 PROMPT = "naïve 日本 SELECT"
@@ -72,7 +72,7 @@ def test_prompts_are_reported_on_as_vllm_does(plain: LLM, server: LiveServer, ro
 
 
 def test_an_answer_has_a_bounded_number_of_them(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "MAX_PROMPT_LOGPROBS", 5 * 3 * 2)
+    monkeypatch.setattr(service, "MAX_PROMPT_LOGPROBS", 5 * 3 * 2)
     asked = {"prompt": [[7] * 5], "logprobs": 2, "echo": True, "max_tokens": 1}
     assert ask(server, **asked, n=2)[0] == 200
     status, answer = ask(server, **asked, n=3)
