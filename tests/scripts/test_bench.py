@@ -16,9 +16,9 @@ from transformers import LlamaForCausalLM
 from mtad.errors import Failed, InvalidInput
 from scripts import results
 from scripts.bench import __main__ as bench
-from scripts.bench import pairs, steps
+from scripts.bench import overhead, pairs, steps
 from scripts.bench.intervals import median_interval
-from scripts.bench.peers import catalog
+from scripts.bench.peers import catalog, compare
 from scripts.bench.peers.compare import perplexity, scores
 from scripts.bench.peers.report import tables
 from scripts.bench.peers.worker import Worker
@@ -27,6 +27,9 @@ from scripts.bench.peers.worker import Worker
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """A command's tables by name, made of the file it wrote; it printed all of them."""
+
+    for module in (compare, overhead, steps):  # several threads would wait for each other on busy cores
+        monkeypatch.setattr(module, "cores", lambda: 1)
 
     def run(*arguments: str) -> dict[str, results.Rows]:
         monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--quick", "--results", str(tmp_path)])
