@@ -13,7 +13,7 @@ import pytest
 from engines.base import EngineSpec
 from engines.folder import read_spec
 from engines.placement import Placement
-from mtad import fastest
+from runtime import fastest
 from runtime.fastest import choose_provider, fastest_placement
 
 OPENVINO = Placement(provider="openvino", threads=2, compute="float32")

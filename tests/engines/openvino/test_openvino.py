@@ -26,8 +26,9 @@ from engines.placement import ONE_CORE, Placement
 from export.onnx.folding import TRANSPOSED
 from export.quantization.weight_only import block_size, quantize_graph
 from export.verification.verify import TOLERANCE, expect, verify, verify_activations
-from mtad import LLM, DecodingParams, RuntimeConfig, pair
+from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
+from runtime import pair
 from runtime.tuning.measure import answer
 from tests.support.chi_square import p_value
 from tests.support.schedules import run_schedule
