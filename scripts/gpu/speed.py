@@ -69,12 +69,29 @@ def open_pair(run: Run, rows: int, tokens: int) -> Pair:
     return random_pair(name, run.device, rows, 128 + tokens + 64)
 
 
+def copied(run: Run) -> float:
+    """Gigabytes per second that a copy on the device reads and writes together."""
+    source = torch.zeros(2**30 if run.on_gpu else 2**20, dtype=torch.float16, device=run.device)
+    aim, seconds = torch.empty_like(source), list[float]()
+    for _ in range(5):
+        began = time.perf_counter()
+        aim.copy_(source)
+        float(aim[0])  # waits
+        seconds.append(time.perf_counter() - began)
+    return 2e-9 * source.nbytes / min(seconds)
+
+
 def profile(run: Run) -> None:
     """What the device does in one captured block of one request, by method; on a CPU, torch's operators.
 
     On a GPU a block is one launch of a graph and one wait.
     """
     pair = open_pair(run, 1, 256)
+    weights = {
+        role: sum(p.nbytes for p in engine.model.parameters()) / 1e9
+        for role, engine in (("target", pair.target), ("auxiliary", pair.auxiliary))
+    }
+    run.findings.send(("facts", {"gigabytes of weights": weights, "gigabytes per second of a copy": copied(run)}))
     llm = open_llm(pair, captured=True)
     kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * run.on_gpu
     for method in METHODS:
@@ -92,7 +109,7 @@ def profile(run: Run) -> None:
         kernels = [one for one in events if one.device_type == wanted and not one.cpu_children]
         if not kernels:
             raise Skip("the profiler sees no kernels here")
-        times: Counter[str] = Counter()
+        times, launched = Counter[str](), Counter[str](one.name[:80] for one in kernels)
         for one in kernels:
             times[one.name[:80]] += one.time_range.elapsed_us()
         span = max(one.time_range.end for one in kernels) - min(one.time_range.start for one in kernels)
@@ -111,4 +128,5 @@ def profile(run: Run) -> None:
         if run.on_gpu:
             run.compare(f"{method}: blocks that are no graph", abs(names["cudaGraphLaunch"] - 1), 0, "launches")
             run.compare(f"{method}: waits", waits, 1, "waits")
-        run.findings.send(("facts", {f"microseconds of {method}": dict(times.most_common(12))}))
+        largest = {name: [spent, launched[name]] for name, spent in times.most_common(24)}
+        run.findings.send(("facts", {f"microseconds and launches of {method}": largest}))
