@@ -23,9 +23,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-VARYING = ("positions", "row_stride", "position_stride")
-"""Arguments that change from step to step. `do_not_specialize` keeps kernels from being compiled again where one
-of them is 1; it also turns off the specialisation for multiples of 16."""
+VARYING = ("positions",)
+"""Arguments that change from step to step: `do_not_specialize` keeps kernels from being compiled again where one of
+them is 1 or a multiple of 16."""
 
 LARGEST = tl.constexpr(2**63 - 1)
 ID = tl.constexpr(2**31 - 1)
@@ -53,7 +53,7 @@ def read(logits: tl.tensor, start: tl.tensor, size: tl.tensor, COUNT: tl.constex
     return tl.load(logits + tokens, mask=tokens < size, other=float("-inf")).to(tl.float32), tokens
 
 
-_BINS = tl.constexpr(32)
+_BINS, STAGES = tl.constexpr(32), tl.constexpr(2)
 
 
 @triton.jit
@@ -68,10 +68,11 @@ def _largest(values: tl.tensor) -> tl.tensor:
     return tl.where(tl.sum((values != values).to(tl.int32), 0) > 0, float("nan"), tl.max(values, 0))
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["masses"])
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["plains", "masses"])
 def scan_tables(
     logits: tl.tensor,
     largest: tl.tensor,
+    plains: tl.tensor,
     counts: tl.tensor,
     masses: tl.tensor,
     inverse_temperature: tl.tensor,
@@ -87,7 +88,7 @@ def scan_tables(
 
     Args:
         logits: [R, S, size], last axis contiguous; `positions` is S, the strides are in elements.
-        largest: float32 [R, S, chunks], each chunk's largest logit.
+        largest, plains: float32 [R, S, chunks], each chunk's largest logit, and its weight at temperature 1.
         counts, masses: float32 [R, S, chunks, 32], by bin; weights relative to the chunk's largest.
         inverse_temperature .. top_p: of the rows; bins are left out where neither filter is on.
     """
@@ -102,6 +103,7 @@ def scan_tables(
     weights = tl.exp((values - above) * scale)
     at = place * tl.num_programs(1) + chunk
     tl.store(largest + at, most)
+    tl.store(plains + at, tl.sum(tl.exp(values - above), 0))
     filters = (tl.load(top_k + row) < size) | (tl.load(top_p + row) < 1.0)
     for number in range(tl.where(filters, _BINS, 0)):
         mine = bins == number
@@ -162,7 +164,7 @@ def _cut(
         bin, before = bin + 1, reached
         reached = tl.sum(tl.where(bins <= bin, table, 0.0), 0)
     count, low, high = 0, tl.full((), LARGEST, tl.int64), tl.full((), -LARGEST, tl.int64)
-    for start in range(0, size, TILE):
+    for start in tl.range(0, size, TILE, num_stages=STAGES):
         keys, _ = _measured(logits, start, size, bin, largest, scale, COUNTS, TILE)
         mine = keys > -LARGEST
         at = count + tl.cumsum(mine.to(tl.int32), 0) - 1
@@ -191,10 +193,14 @@ def _cut(
     return low
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["masses", "lowest", "log_total", "log_plain"])
+@triton.jit(
+    do_not_specialize=VARYING,
+    do_not_specialize_on_alignment=["chunk_plains", "masses", "lowest", "log_total", "log_plain"],
+)
 def settle_tables(
     logits: tl.tensor,
     chunk_largest: tl.tensor,
+    chunk_plains: tl.tensor,
     counts: tl.tensor,
     masses: tl.tensor,
     scratch: tl.tensor,
@@ -222,7 +228,7 @@ def settle_tables(
     """What `mtad.device.tables.Tables` says of each distribution. Grid: (R * S).
 
     Args:
-        chunk_largest, counts, masses: of `scan_tables`.
+        chunk_largest .. masses: of `scan_tables`.
         scratch: int64 [R, S, TILE].
         largest .. blocks: of `mtad.device.tables.Tables`, the result.
         greedy .. min_p: of the rows.
@@ -238,7 +244,9 @@ def settle_tables(
     real, at = every < chunks * _BINS, place * chunks
     own = tl.load(chunk_largest + at + every // _BINS, mask=real, other=float("-inf"))
     most = _largest(own)
-    own = tl.where(own == float("-inf"), 0.0, own)
+    own = tl.where(own == float("-inf"), most, own)  # a chunk of impossible tokens
+    plain = tl.load(chunk_plains + at + every // _BINS, mask=real & (every % _BINS == 0), other=0.0)
+    plain = tl.sum(plain * tl.exp(own - most), 0)
     bins = tl.minimum(tl.floor(most * scale) - tl.floor(own * scale) + every % _BINS, _BINS - 1.0)
     every_id = tl.full((), ID, tl.int32)
     edge = key_of(tl.full((), float("-inf"), tl.float32), every_id)
@@ -251,7 +259,7 @@ def settle_tables(
         whole = tl.sum(table, 0)
         if some:
             whole = 0.0
-            for start in range(0, size, TILE):
+            for start in tl.range(0, size, TILE, num_stages=STAGES):
                 values, tokens = read(logits, start, size, TILE)
                 whole += tl.sum(tl.where(key_of(values, tokens) >= edge, tl.exp((values - most) * scale), 0.0), 0)
         bound = nucleus * whole
@@ -260,16 +268,16 @@ def settle_tables(
         edge = tl.maximum(edge, key_of(most + tl.log(least) / scale, every_id))
     # of a distribution that is none, each token is to be seen as such
     edge = tl.where(most == most, edge, key_of(tl.full((), float("-inf"), tl.float32), every_id))
-    total, plain, count = 0.0, 0.0, tl.cdiv(size, BLOCK)
-    sure, few = tl.load(greedy + row) != 0, tl.arange(0, TILE // BLOCK)
-    for start in range(0, size, TILE):
+    count, sure, few = tl.cdiv(size, BLOCK), tl.load(greedy + row) != 0, tl.arange(0, TILE // BLOCK)
+    totals = tl.zeros((TILE,), tl.float32)
+    for start in tl.range(0, size, TILE, num_stages=STAGES):
         values, tokens = read(logits, start, size, TILE)
         weights = tl.where(key_of(values, tokens) >= edge, tl.exp((values - most) * scale), 0.0)
         each = tl.reshape(weights, (TILE // BLOCK, BLOCK))
         mass = tl.where(sure, tl.max(each, 1), tl.sum(each, 1))
         tl.store(blocks + place * count + start // BLOCK + few, mass, mask=start // BLOCK + few < count)
-        total += tl.sum(weights, 0)
-        plain += tl.sum(tl.exp(values - most), 0)
+        totals += weights
+    total = tl.sum(totals, 0)
     tl.debug_barrier()  # other threads stored some of what a thread is going to load
     every = tl.arange(0, BLOCKS)
     mass = tl.load(blocks + place * count + every, mask=every < count, other=0.0)

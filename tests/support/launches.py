@@ -11,7 +11,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.pytorch import attention_kernels, layer_kernels
-from mtad.device import filter_kernels, level_kernels
+from mtad.device import decision_kernels, filter_kernels, level_kernels
 
 NOTHING = {"empty", "new_empty", "empty_like", "dropout", "device"}
 """Operators that launch no kernel, beside those that return views; a dropout outside training returns its input."""
@@ -20,6 +20,7 @@ KERNELS = {
     layer_kernels: ("rms_norm", "gate", "store_columns"),
     filter_kernels: ("scan_tables", "settle_tables"),
     level_kernels: ("draw_level",),
+    decision_kernels: ("spread", "emit"),
 }
 
 

@@ -21,7 +21,7 @@ _launch = launches.launch
 def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
     """`mtad.device.launches.launch`, but distributions are filtered by `mtad.filters.filter_logits`."""
     with torch._C.DisableTorchFunction():  # a kernel looks into its tensors, and the host does not
-        if kernel == "level.draw_level":
+        if not kernel.startswith("filter."):
             _launch(kernel, grid, arguments, **constants)
         if kernel == "filter.settle_tables":
             _settle(*(x.numpy() if isinstance(x, Tensor) else x for x in arguments))
@@ -29,7 +29,7 @@ def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **con
 
 def _settle(logits: Any, *given: Any) -> None:
     """`mtad.device.filter_kernels.settle_tables`; what the scan has found is not needed."""
-    _, _, _, _, largest, lowest, last, log_total, log_plain, blocks, greedy, scale, top_k, top_p, min_p, *_ = given
+    _, _, _, _, _, largest, lowest, last, log_total, log_plain, blocks, greedy, scale, top_k, top_p, min_p, *_ = given
     vocab = logits.shape[2]
     ids, log_p, row = np.empty(vocab, np.int32), np.empty(vocab, np.float32), np.zeros(1, np.dtype((np.record, ROW)))[0]
     for r, s in np.ndindex(logits.shape[:2]):
