@@ -8,29 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mtad.device.filter_kernels import probability
 from mtad.device.level_kernels import NEVER, choose
 
 VARYING = ("wanted", "positions", "nodes", "parents_row", "depths_row", "ancestors_row")
 UNALIGNED = ("lowest", "log_total", "log_plain")
 """Arguments that change from step to step, see `mtad.device.filter_kernels`."""
-
-
-@triton.jit
-def probability(
-    values: tl.tensor,
-    ids: tl.tensor,
-    size: tl.tensor,
-    at: tl.tensor,
-    scale: tl.tensor,
-    largest: tl.tensor,
-    lowest: tl.tensor,
-    last: tl.tensor,
-    log_total: tl.tensor,
-) -> tl.tensor:
-    """What the filter left of the tokens `ids`, whose logits are `values`; the rest is of `Tables`, at entry `at`."""
-    low = tl.load(lowest + at)
-    kept = (ids < size) & ((values > low) | ((values == low) & (ids <= tl.load(last + at))))
-    return tl.where(kept, tl.exp((values - tl.load(largest + at)) * scale - tl.load(log_total + at)), 0.0)
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=UNALIGNED)

@@ -30,7 +30,7 @@ def speed(run: Run) -> None:
     Rounds go through all systems in turn; ratios to `sample` of the same load are paired by round. With one request,
     blocks run by the host as well, to see what capturing them gains.
     """
-    loads, tokens, rounds = ((1, 2), 5, 2) if run.quick else ((1, 4, 16), 128, 5)
+    loads, tokens, rounds = ((1, 2), 5, 2) if run.quick else ((1, 4, 16), 64, 4)
     pair = open_pair(run, max(loads), tokens)
     base = DecodingParams(draft_len=4, ignore_eos=True, max_tokens=tokens)
     params = {name: replace(base, method=name) for name in METHODS}
