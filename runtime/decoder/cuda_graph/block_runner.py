@@ -17,7 +17,7 @@ from engines.base import Engine
 from engines.buffers import Arena, LruCache, size_of, views
 from engines.capture import MAX_GRAPHS, NoRecorder, Recorder, Uncapturable, Work
 from mtad.device import launches
-from mtad.device.block import Results
+from mtad.device.tables import Results
 from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.buckets import Buckets
