@@ -52,32 +52,28 @@ def write_engine(
     progress: Callable[[str], None],
 ) -> None:
     """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
-    kind, weights = FORMATS[spec.format], checkpoint.weights()
-    if kind.compiles == "checkpoint":
+    kind, weights, threads = FORMATS[spec.format], checkpoint.weights(), torch.get_num_threads()
+    compiled = kind.compiles == "checkpoint"
+    progress(f"{checkpoint.name}: {'build' if compiled else 'export'}")
+    if compiled:
         from export.tensorrt_llm import build as library
 
-        progress(f"{checkpoint.name}: build")
         library.build_plan(folder, checkpoint, spec)
-        tokenizer.save_pretrained(folder)
-        progress(f"{checkpoint.name}: verify")
-        verify(open_model(folder, few_rows(spec)), expectation(checkpoint.empty("float32"), weights, spec))
-        return
-    progress(f"{checkpoint.name}: export")
-    is_graph = kind.of_graph
-    if is_graph:
+    elif kind.of_graph:
         trace(checkpoint, weights, spec, folder / "model.onnx")
     else:
         checkpoint.load(spec.torch_dtype).save_pretrained(folder, max_shard_size=2**63)
     tokenizer.save_pretrained(folder)
     progress(f"{checkpoint.name}: verify")
-    empty = checkpoint.empty("float32")
-    if is_graph and spec.dtype == "bfloat16":
+    written, empty = few_rows(spec), checkpoint.empty("float32")
+    if kind.of_graph:
+        written = replace(written, format=GRAPH, plan=None)
+    if kind.of_graph and spec.dtype == "bfloat16":
         _verify_widened(folder, spec, weights, empty)
     else:
-        written = replace(few_rows(spec), format=GRAPH if is_graph else spec.format, plan=None)
         expected = expectation(empty, weights, spec)
-        verify(open_model(folder, written, Placement(threads=torch.get_num_threads())), expected)
-    if spec.plan is not None and build(folder, checkpoint, spec, progress):
+        verify(open_model(folder, written, Placement(threads=threads)), expected)
+    if kind.of_graph and spec.plan is not None and build(folder, checkpoint, spec, progress):
         verify(open_model(folder, few_rows(spec)), expectation(empty, weights, spec))
 
 
