@@ -151,7 +151,7 @@ def column_mover(kv: Tensor) -> Callable[[Tensor, Tensor], None]:
         return partial(index_columns, kv)
     from mtad import step_inputs  # numba is imported where a model runs, not where its folder is read
 
-    words = kv.permute(2, 4, 0, 1, 3, 5).view(torch.int64).numpy()
+    words = kv.flatten(0, 1).permute(1, 3, 0, 2, 4).view(torch.int64).numpy()
     return lambda source, to: step_inputs.move_columns(words, source.numpy(), to.numpy())
 
 

@@ -66,15 +66,14 @@ class HostRunner:
             self._arrays = BatchArrays(given.params, self.target.vocab_size)
         arrays, committed, last_two = self._arrays, np.array(given.committed), np.array(given.last_two)
         decisions, noise = arrays.decisions, arrays.noise
-        decisions.finite[:] = True
+        decisions.finite.fill(True)
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
         constraints, longest = Constraints.of(given.constraints), max(given.committed)
-        levels = self._draft_looked_up(arrays, given.drafts) if arrays.looked_up.any() else 0
-        if arrays.drawn_rows["draft_len"].any():
+        levels = self._draft_looked_up(arrays, given.drafts) if arrays.looks_up else 0
+        if arrays.draws:
             levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
         drafted = time.perf_counter()
-        self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored := arrays.scored)
-        nodes = int(scored.counts.max())
+        nodes = self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored := arrays.scored)
         inputs = self.target.inputs(len(committed), 1 + nodes, longest + nodes)
         self._call.target_inputs(scored, last_two[:, 1], committed, *inputs.arrays)
         logits = self.target.run(inputs)
@@ -86,11 +85,10 @@ class HostRunner:
             adjusted = constraints.adjust(logits, *_paths(scored, after, arrays.draft_len))
         own = arrays.rows, arrays.trees, scored, adjusted, logits, arrays.q, noise.accept, noise.bonus, decisions
         self._share(self._call.decide, adjusted, *own)
-        moves = self._call.kept_columns(committed, scored, decisions, *arrays.columns_written)
+        moves = self._call.kept_columns(arrays.drawn_rows, committed, scored, decisions, *arrays.columns_written)
         if moves[0]:
             self.target.keep(arrays.columns[0], arrays.columns[2])
-        if moves[1] and not arrays.looked_up.all():  # the draft's last level was never run, and is run by the next
-            arrays.columns_written[1][arrays.looked_up] = arrays.columns_written[2][arrays.looked_up]  # ran nothing
+        if moves[1]:  # the draft's last level was never run, and is run by the next
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
         return _outcome(given, arrays.trees, scored, decisions, logits, (began, drafted, scored_at))
 
@@ -117,7 +115,7 @@ class HostRunner:
         inputs = self.auxiliary.inputs(count, 2, end, 1)
         self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
-            logits = self.auxiliary.run(inputs, int(trees.starts[:, max(level - 1, 0)].max()))
+            logits = self.auxiliary.run(inputs, arrays.level_starts[max(level - 1, 0)])
             if constraints:
                 first = trees.starts[:, max(level - 1, 0)] if level else np.full(count, -1)
                 after = first[:, None] + np.arange(logits.shape[1])
@@ -134,9 +132,9 @@ class HostRunner:
     def _share(self, work: Callable[..., Any], logits: Floats, *arguments: Any) -> bool:
         """Whether work(first, last, ...) says so of some rows: on several threads where the step has many logits."""
         rows = len(logits)
-        parts = min(self._threads, rows) if logits.size >= WORTH_THREADS else 1
-        if parts == 1:
+        if logits.size < WORTH_THREADS or 1 in (rows, self._threads):
             return bool(work(0, rows, *arguments))
+        parts = min(self._threads, rows)
         self._pool = self._pool or ThreadPoolExecutor(self._threads, "rules")
         edges = [rows * part // parts for part in range(parts + 1)]
         futures = [self._pool.submit(work, low, high, *arguments) for low, high in itertools.pairwise(edges[1:])]
@@ -170,7 +168,7 @@ def _call_all() -> SimpleNamespace:
     inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
     end, committed, noise = np.zeros(vocab, np.bool_), np.array([3, 3]), arrays.noise
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
-    step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
+    step_inputs.move_columns(np.zeros((2, 8, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
     _paths(scored, np.full((2, 2), -1), 2)
     drafts = np.zeros((2, 1, 1), np.int64)
     lookup.look_up(tokens[0], 5, drafts[0])
@@ -184,7 +182,7 @@ def _call_all() -> SimpleNamespace:
         select_nodes=entry_of(block.select_nodes, rows, 1, trees, end, scored),
         target_inputs=entry_of(step_inputs.target_inputs, scored, last_two[:, 1], committed, *inputs),
         decide=entry_of(block.decide, 0, 2, rows, *judged),
-        kept_columns=entry_of(step_inputs.kept_columns, committed, scored, decisions, *columns),
+        kept_columns=entry_of(step_inputs.kept_columns, rows, committed, scored, decisions, *columns),
     )
 
 

@@ -54,7 +54,10 @@ class Detokenizer:
         """Add to the text; cut it at the earliest stop string that this completes, unless it is too early."""
         before, stops = len(request.text), request.params.stop_strings
         text = request.text = request.text + piece
-        request.stable = len(text) - max((_begun(text, stop) for stop in stops), default=0)
+        request.stable = len(text)
+        if not stops:
+            return False
+        request.stable -= max(_begun(text, stop) for stop in stops)
         found = [at for stop in stops if (at := text.find(stop, max(0, before - len(stop) + 1))) >= 0]
         if early or not found:
             return False

@@ -191,7 +191,8 @@ class Scheduler:
             prompt_tokens: tokens of prompts that the step prefills at most.
             is_drafted: whether a request's prompt is prefilled in the auxiliary's cache as well.
         """
-        pieces, left = list[PromptPiece](), prompt_tokens
+        pieces: list[PromptPiece] = []
+        left = prompt_tokens
         for row, one in enumerate(self.running):
             if one.target_cached < one.committed - 1:  # a step was interrupted before it had prefilled it
                 pieces.append(PromptPiece(one, row, one.committed - 1, is_drafted(one)))
