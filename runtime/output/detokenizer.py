@@ -17,7 +17,8 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, eos: frozenset[int], params: DecodingParams) -> None:
         self._tokenizer, self._eos = tokenizer, frozenset() if params.ignore_eos else eos
-        self._stop_tokens, self._skip = frozenset(params.stop_token_ids), params.skip_special_tokens
+        self._stop_tokens, self._stops = frozenset(params.stop_token_ids), params.stop_strings
+        self._skip = params.skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._decoded = 0
 
@@ -52,7 +53,7 @@ class Detokenizer:
 
     def _add(self, request: Request, piece: str, early: bool = False) -> bool:
         """Add to the text; cut it at the earliest stop string that this completes, unless it is too early."""
-        before, stops = len(request.text), request.params.stop_strings
+        before, stops = len(request.text), self._stops
         text = request.text = request.text + piece
         request.stable = len(text)
         if not stops:

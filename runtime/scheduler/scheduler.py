@@ -162,7 +162,7 @@ class Scheduler:
     def counts(self) -> tuple[int, int]:
         """Requests that hold a row, and requests that wait."""
         with self._lock:
-            return len(self.holders), self._count()
+            return len(self.running) + (self.joining is not None), self._count()
 
     @property
     def waiting(self) -> list[Request]:
