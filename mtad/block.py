@@ -74,12 +74,11 @@ def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, f
 def select_nodes(rows, levels, trees, is_end, scored):
     """The nodes that the target scores: the whole draft of some rows, the best path of the others.
 
+    Returns how many the row with most of them has.
+
     Args:
         levels: how many levels were drafted; fewer than asked for, if all paths have stopped.
         scored: `ScoredTrees`, written to.
-
-    Returns:
-        how many nodes the row with most of them has.
     """
     most = 0
     for r in range(len(rows)):

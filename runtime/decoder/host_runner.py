@@ -22,8 +22,9 @@ from torch import Tensor
 
 from engines.placement import cores
 from mtad import block, lookup, step_inputs
-from mtad.batch import Decisions, ScoredTrees, Trees
+from mtad.batch import ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
+from mtad.draft import Ints
 from mtad.params import DecodingParams
 from mtad.random import fill_noise
 from runtime.constraints.adjust import Constraints
@@ -70,7 +71,7 @@ class HostRunner:
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
         constraints, longest = Constraints.of(given.constraints), max(given.committed)
         levels = self._draft_looked_up(arrays, given.drafts) if arrays.looks_up else 0
-        if arrays.draws:
+        if arrays.level_starts[-1]:
             levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
         drafted = time.perf_counter()
         nodes = self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored := arrays.scored)
@@ -90,7 +91,7 @@ class HostRunner:
             self.target.keep(arrays.columns[0], arrays.columns[2])
         if moves[1]:  # the draft's last level was never run, and is run by the next
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
-        return _outcome(given, arrays.trees, scored, decisions, logits, (began, drafted, scored_at))
+        return _outcome(given, arrays, logits, (began, drafted, scored_at))
 
     def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[Sequence[int]]]) -> int:
         """Let what was looked up be the drafts of its rows; returns the length of the longest one."""
@@ -102,15 +103,11 @@ class HostRunner:
         return int(self._call.draft_looked_up(*given))
 
     def _draft(
-        self,
-        arrays: BatchArrays,
-        last_two: npt.NDArray[np.int64],
-        committed: npt.NDArray[np.int64],
-        longest: int,
-        constraints: Constraints | None,
+        self, arrays: BatchArrays, last_two: Ints, committed: Ints, longest: int, constraints: Constraints | None
     ) -> int:
         """Draft level by level, until no path goes on; returns how many levels there are."""
         rows, trees, count = arrays.drawn_rows, arrays.drawn_trees, len(committed)
+        others = arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
         end = longest + arrays.draft_len * arrays.width
         inputs = self.auxiliary.inputs(count, 2, end, 1)
         self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
@@ -121,8 +118,7 @@ class HostRunner:
                 after = first[:, None] + np.arange(logits.shape[1])
                 after[after >= trees.starts[:, level, None]] = -1
                 logits = constraints.adjust(logits, *_paths(trees, after, level))
-            own = rows, level, trees, logits, arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
-            if not self._share(self._call.draft_levels, logits, *own):
+            if not self._share(self._call.draft_levels, logits, rows, level, trees, logits, *others):
                 break
             if level == 0:
                 inputs = self.auxiliary.inputs(count, arrays.width, end)
@@ -186,22 +182,15 @@ def _call_all() -> SimpleNamespace:
     )
 
 
-def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
+def _paths(of: Trees | ScoredTrees, nodes: Ints, length: int) -> tuple[Tensor, Tensor]:
     """The drafted tokens from the root to each of some nodes [R, S], `mtad.constrain.Paths`."""
     tokens, valid = np.zeros((*nodes.shape, length), np.int64), np.zeros((*nodes.shape, length), np.bool_)
     step_inputs.node_paths(of.parents, of.tokens, of.drafted, nodes, tokens, valid)
     return torch.from_numpy(tokens), torch.from_numpy(valid)
 
 
-def _outcome(
-    given: BlockInput,
-    trees: Trees,
-    scored: ScoredTrees,
-    decisions: Decisions,
-    logits: Floats,
-    times: tuple[float, float, float],
-) -> Block:
-    lengths = decisions.lengths.tolist()
+def _outcome(given: BlockInput, arrays: BatchArrays, logits: Floats, times: tuple[float, float, float]) -> Block:
+    scored, decisions, lengths = arrays.scored, arrays.decisions, arrays.decisions.lengths.tolist()
     tokens = [own[: count + 1] for own, count in zip(decisions.tokens.tolist(), lengths, strict=True)]
     log_probs = [own[: count + 1] for own, count in zip(decisions.log_probs.tolist(), lengths, strict=True)]
 
@@ -212,7 +201,8 @@ def _outcome(
     details: list[list[TokenDetails]] = [[] for _ in tokens]
     for row, params in enumerate(given.params):
         if params.draft_details and decisions.finite[row]:
-            details[row] = details_of(row, trees, scored, decisions.paths[row, : lengths[row]].tolist(), logits[row])
+            path = decisions.paths[row, : lengths[row]].tolist()
+            details[row] = details_of(row, arrays.trees, scored, path, logits[row])
     return Block(
         given,
         tokens,
