@@ -22,13 +22,12 @@ class Detokenizer:
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._decoded = 0
 
-    def append(self, request: Request, tokens: list[int], log_probs: list[float]) -> FinishReason | None:
+    def append(self, request: Request, tokens: list[int]) -> FinishReason | None:
         """Add tokens to `request` up to the one that its text ends with, if any; return the reason then."""
-        params, known = request.params, request.tokens
-        for token, log_prob in zip(tokens, log_probs, strict=True):
-            early = len(known) + 1 < params.min_tokens
+        known, least, most = request.tokens, request.params.min_tokens, request.max_tokens
+        for token in tokens:
+            early = len(known) + 1 < least
             known.append(token)
-            request.log_probs.append(log_prob)
             request.offsets.append(len(request.text))
             if token in self._eos or (token in self._stop_tokens and not early):
                 self._flush(request, known[:-1])
@@ -37,7 +36,7 @@ class Detokenizer:
                 self._decoded = len(known)
                 if self._add(request, piece, early):
                     return "stop"
-            if len(known) >= request.max_tokens:
+            if len(known) >= most:
                 return "stop" if self._flush(request, known) else "length"
         return None
 
