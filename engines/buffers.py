@@ -89,7 +89,8 @@ def _aligned_size(tensor: Tensor) -> int:
 
 def to_device(values: Any, device: torch.device) -> Tensor:
     """Numbers of the host as a tensor on a device, without waiting for it: a GPU copies from pinned memory."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    made = torch.tensor(values)
+    return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)
 
 
 def flatten_tensors(value: Any) -> list[Tensor]:

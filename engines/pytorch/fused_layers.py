@@ -125,6 +125,35 @@ class Gated(torch.nn.Module):
         return self.down(gate(up, self.activation))
 
 
+class Unadded:
+    """What a linear layer gives, not computed yet: the product adds itself, in place, to what it is added to.
+
+    Nothing else can be done with it.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor) -> None:
+        self._x, self._weight = x, weight
+
+    def __radd__(self, residual: Tensor) -> Tensor:
+        if residual.shape != (*self._x.shape[:-1], len(self._weight)):
+            raise TypeError("is added to a tensor of another shape")
+        flat = residual.view(-1, residual.shape[-1])
+        return flat.addmm_(self._x.reshape(-1, self._x.shape[-1]), self._weight.t()).view(residual.shape)
+
+    __add__ = __radd__
+
+
+class AddedLinear(torch.nn.Module):
+    """A linear layer without a bias whose output is only ever added to another tensor, which is then not used again."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = layer.weight
+
+    def forward(self, x: Tensor) -> Unadded:
+        return Unadded(x, self.weight)
+
+
 class Activation(torch.nn.Module):
     """One of `ACTIVATIONS`, for models that spell theirs out."""
 

@@ -7,6 +7,7 @@ recognised stays as it is. Replaced are
 * linear layers of one module that are given the same tensor (queries, keys and values; gate and up): one product;
 * root mean square norms, and activations that a model spells out;
 * a gated feed-forward block: two products, and one kernel for its activation and the multiplication;
+* linear layers whose output is added to the residual stream: the product adds to it in place;
 * rotary positions: queries and keys are rotated, and norms of theirs applied before, by the kernel that stores the
   keys and values.
 
@@ -16,6 +17,7 @@ Outputs are those of the checkpoint up to rounding: a fused kernel rounds once.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +33,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from engines.pytorch.fused_layers import (
     ACTIVATIONS,
     Activation,
+    AddedLinear,
     DeferredNorm,
     Gated,
     JoinedLinear,
@@ -98,7 +101,7 @@ def _attend_probe(
 ) -> tuple[Tensor, None]:
     if isinstance(rotation := getattr(module, "rotation", None), _RopeProbe):
         rotation.attend(query, key, value)
-    return torch.zeros_like(query.transpose(1, 2)), None
+    return query.detach().transpose(1, 2), None
 
 
 AttentionInterface.register(PROBE, _attend_probe)
@@ -128,11 +131,6 @@ def fuse(model: PreTrainedModel) -> None:
     for module in probes:
         del module.forward, module.rotation
     fused = Counter[str]()
-    if probes and all(probe.found for probe in probes.values()):
-        model.rotation = Rotation()
-        for module, probe in probes.items():
-            _call_instead(module, _with_norms(module, probe.norms, model.rotation), model.rotation)
-            fused["rotary positions"] += 1
     for names in joinable:
         layers = [model.get_submodule(name) for name in names]
         joined = JoinedLinear(layers)  # type: ignore[arg-type]
@@ -145,6 +143,12 @@ def fuse(model: PreTrainedModel) -> None:
             if (found := make(module)) is not None:
                 model.set_submodule(name, found)
                 fused[kind] += 1
+    fused["added products"] = _add_in_place(model)
+    if probes and all(probe.found for probe in probes.values()):
+        model.rotation = Rotation()
+        for module, probe in probes.items():
+            _call_instead(module, _with_norms(module, probe.norms, model.rotation), model.rotation)
+            fused["rotary positions"] += 1
     if model.device.type == "cuda":
         torch.cuda.empty_cache()  # no later tensor has the size of a separate weight
     log.info("fused: %s", ", ".join(f"{count} {what}" for what, count in sorted(fused.items())) or "nothing")
@@ -176,6 +180,32 @@ def _joinable(model: PreTrainedModel) -> list[list[str]]:
 
 def _is_plain(module: torch.nn.Module) -> bool:
     return type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+
+
+def _add_in_place(model: PreTrainedModel) -> int:
+    """Replace linear layers whose output is only added to the residual stream, and count them.
+
+    Layers of one name are tried together: another use of their output raises, another use of the stream shows.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if _is_plain(module) and module.bias is None and module is not model.get_output_embeddings():
+            groups.setdefault(re.sub(r"\d+", "", name), []).append(name)
+    plain, count = run_once(model, PROBE)[1].float(), 0
+    for names in groups.values():
+        layers = [model.get_submodule(name) for name in names]
+        for name, layer in zip(names, layers, strict=True):
+            model.set_submodule(name, AddedLinear(layer))  # type: ignore[arg-type]
+        try:
+            found = run_once(model, PROBE)[1].float()
+        except (AttributeError, RuntimeError, TypeError):
+            found = plain.new_full((), torch.inf)
+        if (found - plain).norm() <= 0.1 * plain.norm():
+            count += len(names)
+        else:
+            for name, layer in zip(names, layers, strict=True):
+                model.set_submodule(name, layer)
+    return count
 
 
 def _calls_rope(module: torch.nn.Module) -> bool:

@@ -82,8 +82,8 @@ def _logits(
     return logits
 
 
-def run_once(model: PreTrainedModel, attention: str) -> tuple[ShapeCache, int]:
-    """Run a model on two tokens, for what can be seen on the way; the shapes of its cache, and its logits' width.
+def run_once(model: PreTrainedModel, attention: str) -> tuple[ShapeCache, Tensor]:
+    """Run a model on two tokens, for what can be seen on the way; the shapes of its cache, and its logits.
 
     Its attention is replaced by `attention`.
     """
@@ -92,7 +92,7 @@ def run_once(model: PreTrainedModel, attention: str) -> tuple[ShapeCache, int]:
     positions = torch.arange(2, device=model.device)[None]
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=model.device)
     freeze_rope(model.eval())
-    return cache, _logits(model, torch.zeros_like(positions), positions, mask, positions[0], cache).shape[-1]
+    return cache, _logits(model, positions, positions, mask, positions[0], cache)
 
 
 @torch.no_grad()
@@ -108,11 +108,11 @@ def cache_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
     """
     if not model._can_set_attn_implementation() and not any(hasattr(m, "scale_attn") for m in model.modules()):
         raise TypeError("its attention is its own, not one that transformers lets us replace")
-    cache, width = run_once(model, NAME)
+    cache, logits = run_once(model, NAME)
     found = [shape for pair in cache.shapes.values() for shape in pair]
     if not found or sorted(cache.shapes) != list(range(len(cache.shapes))):
         raise TypeError("not every layer keeps keys and values")
-    return len(cache.shapes), max(shape[1] for shape in found), max(shape[3] for shape in found), width
+    return len(cache.shapes), max(shape[1] for shape in found), max(shape[3] for shape in found), logits.shape[-1]
 
 
 class StepModel(torch.nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor
 from engines.base import KV_PAGE
 from engines.pytorch.attention import contiguous_last, kernels, padded
 
-STORED_ENTRIES = 4096
+STORED_ENTRIES = 1024
 """Entries of keys that one program stores."""
 GATED_ENTRIES = 1024
 """Entries that one program gates."""

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.device import rules
-from mtad.device.rules import Scored
-from mtad.device.tables import Given, Step, Tables, Tree, draw
+from mtad.device import launches, rules
+from mtad.device.tables import Given, Results, Scored, Step, Tables, Tree, by_block
 from mtad.rows import RULES
 
-BLOCKWISE, SAMPLED = RULES.index("block.block"), RULES.index("joint.joint_sample")
-BUDGET = RULES.index("budget.budget")
-
-
-class Results(NamedTuple):
-    """The outcome of a block of R rows.
-
-    Attributes:
-        tokens: int64 [R, D + 1], the accepted tokens and then the bonus token.
-        log_probs: float32 [R, D + 1], the target's log-probability of each, at temperature 1 without a filter.
-        lengths: int64 [R], accepted tokens; `lengths + 1` entries of the other two count.
-        paths: int64 [R, D], the scored node of each accepted token.
-        longest: int64 [R], tokens of the longest path that was drafted.
-        spent: float32 [R, D + 1], how far the law of each token was moved, in total variation.
-        finite: bool [R], whether all logits that were looked at are distributions.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-    lengths: Tensor
-    paths: Tensor
-    longest: Tensor
-    spent: Tensor
-    finite: Tensor
+BLOCKWISE, BUDGET, SAMPLED = "block.block", "budget.budget", "joint.joint_sample"
+CHAINS = frozenset({"chain.token_wise", BLOCKWISE, BUDGET})
+"""Captured rules that read what a chain was drawn from; the others read tokens and likelihoods alone."""
 
 
 def first_inputs(given: Given, length: int, capacity: int) -> Step:
@@ -103,64 +79,39 @@ def target_inputs(scored: Scored | None, given: Given, length: int, capacity: in
 
 
 def decide(
-    scored: Scored | None,
-    p: Tables,
-    q: Tables | None,
-    given: Given,
-    finite: Tensor,
-    levels: int,
-    blockwise: bool,
-    budget: bool,
-) -> Results:
+    scored: Scored | None, p: Tables, q: Tables | None, given: Given, finite: Tensor, used: frozenset[str], out: Results
+) -> None:
     """Accept drafts and add the target's own token: `mtad.block.decide`.
 
     Args:
         scored: None where nothing is drafted.
         p: of the target [R, 1 + M]. q: [R, D], what chains were drawn from; None where no rule reads it.
         finite: bool [R], whether the draft's logits are.
-        levels: D.
-        blockwise: whether some row verifies by blocks. budget: whether some row's rule is `budget`.
+        used: rules of the rows that draft.
+        out: is written to.
     """
-    spent = given.bonus.new_zeros((len(given.bonus), levels + 1))
-    if scored is None:
-        node = torch.full_like(given.committed, -1)
-        lengths, paths = node + 1, node.new_zeros((len(node), 0))
-        weights = p.probabilities(lengths)
-        tokens = draw(weights, given.bonus, given.greedy)[:, None]
-        finite = ~p.bad[:, 0]
-        longest = lengths
-    else:
+    node, weighed, spent = torch.full_like(given.committed, -1), None, None
+    if scored is not None and used - CHAINS:
         joint_p = rules.joint_log_p(scored, p)
         deep = rules.joint(joint_p, scored.bounds, scored.drafted, scored.depths, scored.ends, given.threshold)
-        best = rules.likeliest(deep, joint_p)
-        drawn = rules.joint_sample(deep, joint_p, best, given.accept[:, 0, 0])
-        node = torch.where((given.rule == SAMPLED) & ~given.greedy, drawn, best)
-        weights = None
-        if q is not None:
-            own = given.rule == BUDGET
-            by_block = (given.rule == BLOCKWISE) | own if blockwise else None
-            limits = (given.divergence * own, given.plausible) if budget else None
-            kept, weights, far = rules.verify(scored, p, q, given.accept[:, :, 0], levels, by_block, limits)
-            node, spent = torch.where(given.reads_draft, kept, node), spent if far is None else far
-            # rows of other rules draw from p itself
-            weights = torch.where(given.reads_draft[:, None], weights, p.probabilities(node + 1))
-        else:
-            weights = p.probabilities(node + 1)
-        bonus = draw(weights, given.bonus, given.greedy)[:, None]
-        at, none = node.clamp(min=0)[:, None], (node < 0)[:, None]
-        lengths = torch.where(none, 0, scored.depths.gather(1, at))[:, 0]
-        depth = torch.arange(levels, device=node.device)
-        through = scored.ancestors[torch.arange(len(node), device=node.device), at[:, 0]]
-        paths = (through[:, None] & (scored.depths[:, None] == depth[:, None] + 1)).int().argmax(2)
-        tokens = torch.where(depth < lengths[:, None], scored.tokens.gather(1, paths), 0)
-        tokens = pad(tokens, (0, 1)).scatter(1, lengths[:, None], bonus)
-        looked = p.bad.gather(1, scored.parents + 1) & scored.drafted
-        finite = finite & ~looked.any(1) & ~p.bad.gather(1, node[:, None] + 1)[:, 0]
-        longest = scored.longest
-    log_probs = p.log_likelihood(pad(paths + 1, (1, 0)), tokens)
-    emitted = torch.arange(levels + 1, device=node.device) <= lengths[:, None]
-    finite = finite & (log_probs.isfinite() | ~emitted).all(1)
-    return Results(tokens, log_probs, lengths, paths, longest, spent, finite)
+        node = best = rules.likeliest(deep, joint_p)
+        if SAMPLED in used:
+            drawn = rules.joint_sample(deep, joint_p, best, given.accept[:, 0, 0])
+            node = torch.where((given.rule == RULES.index(SAMPLED)) & ~given.greedy, drawn, best)
+    if scored is not None and q is not None:
+        own, levels = given.rule == RULES.index(BUDGET), out.paths.shape[1]
+        by_blocks = (given.rule == RULES.index(BLOCKWISE)) | own if used & {BLOCKWISE, BUDGET} else None
+        limits = (given.divergence * own, given.plausible) if BUDGET in used else None
+        kept, weights, spent = rules.verify(scored, p, q, given.accept[:, :, 0], levels, by_blocks, limits)
+        node = torch.where(given.reads_draft, kept, node)
+        # rows of other rules draw from p itself
+        plain = launches.probabilities(p, node[:, None] + 1)[:, 0]
+        weights = torch.where(given.reads_draft[:, None], weights, plain)
+        blocks = by_block(weights)
+        weighed = weights, torch.where(given.greedy[:, None], blocks.amax(2), blocks.sum(2))
+    launches.emit(out, node, finite, scored, p, weighed, given)
+    out.longest.copy_(scored.longest if scored is not None else out.lengths)
+    out.spent.zero_() if spent is None else out.spent.copy_(spent)
 
 
 def kept_columns(results: Results, scored: Scored, given: Given) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Kernels that filter logits by temperature, top-k, top-p and min-p, in Triton: two launches, no sort.
+"""Kernels that filter logits by temperature, top-k, top-p and min-p, in Triton: four launches, no sort.
 
 A token's *key* is an integer in the order of the filter: larger logits first, of equal ones the smaller id first. No
 two tokens have the same key, so ties need no code of their own. What is not a number comes first, and makes the whole
@@ -6,13 +6,12 @@ distribution no number.
 
 Each filter keeps the shortest prefix of the tokens, in the order of their keys, whose count or mass reaches a bound.
 Programs say how many tokens of a chunk there are, and how much weight they have, in bins of one nat. Those of all
-chunks show in which bin a prefix ends. One program per distribution takes the keys of that bin together, and finds the
-last one by bisection. If they are more than it holds, each step of the bisection reads all logits: the result is the
-same, but later.
+chunks show in which bin a prefix ends. The keys up to that bin, the candidates, are gathered, and one program per
+distribution finds the last one (`mtad.device.cut_kernels`). At the end the blocks of what is left are weighed.
 
 An example: logits 5.0, 4.2, 4.1, 2.0 at temperature 1, top-p 0.8. The bins are [5, 6), [4, 5), .., with 0.51, 0.44, 0
-and 0.03 of the mass. Bin [4, 5) reaches 0.8. Its keys are those of tokens 1 and 2, with 0.23 and 0.21 of the mass:
-0.51 + 0.23 is too little, so the last key is that of token 2.
+and 0.03 of the mass. Bin [4, 5) reaches 0.8. The candidates are tokens 0, 1 and 2, with 0.51, 0.23 and 0.21 of the
+mass: 0.51 + 0.23 is too little, so the last key is that of token 2.
 
 No kernel here adds anything atomically, and sums run in an order that depends on the vocabulary alone, so a row's bits
 depend on no other row. Launched by `mtad.device.launches`. Importing this module needs Triton.
@@ -23,9 +22,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-VARYING = ("positions", "row_stride", "position_stride")
-"""Arguments that change from step to step. `do_not_specialize` keeps kernels from being compiled again where one
-of them is 1; it also turns off the specialisation for multiples of 16."""
+VARYING = ("positions",)
+"""Arguments that change from step to step: `do_not_specialize` keeps kernels from being compiled again where one of
+them is 1 or a multiple of 16."""
 
 LARGEST = tl.constexpr(2**63 - 1)
 ID = tl.constexpr(2**31 - 1)
@@ -53,30 +52,51 @@ def read(logits: tl.tensor, start: tl.tensor, size: tl.tensor, COUNT: tl.constex
     return tl.load(logits + tokens, mask=tokens < size, other=float("-inf")).to(tl.float32), tokens
 
 
-_BINS = tl.constexpr(32)
+@triton.jit
+def probability(
+    values: tl.tensor,
+    ids: tl.tensor,
+    size: tl.tensor,
+    at: tl.tensor,
+    scale: tl.tensor,
+    largest: tl.tensor,
+    lowest: tl.tensor,
+    last: tl.tensor,
+    log_total: tl.tensor,
+) -> tl.tensor:
+    """What the filter left of the tokens `ids`, whose logits are `values`; the rest is of `Tables`, at entry `at`."""
+    low = tl.load(lowest + at)
+    kept = (ids < size) & ((values > low) | ((values == low) & (ids <= tl.load(last + at))))
+    return tl.where(kept, tl.exp((values - tl.load(largest + at)) * scale - tl.load(log_total + at)), 0.0)
+
+
+BINS = tl.constexpr(16)
 
 
 @triton.jit
 def _bin(logits: tl.tensor, top: tl.tensor, scale: tl.tensor) -> tl.tensor:
     """The bin of each logit: how many whole nats it lies below bin `top`. The last bin also holds everything lower."""
-    return tl.minimum(top - tl.floor(logits * scale), _BINS - 1.0)
+    return tl.minimum(top - tl.floor(logits * scale), BINS - 1.0)
 
 
 @triton.jit
-def _largest(values: tl.tensor) -> tl.tensor:
+def largest_of(values: tl.tensor) -> tl.tensor:
     """The largest value, or no number if there is one that is none."""
     return tl.where(tl.sum((values != values).to(tl.int32), 0) > 0, float("nan"), tl.max(values, 0))
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["masses"])
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["totals", "plains", "masses"])
 def scan_tables(
     logits: tl.tensor,
     largest: tl.tensor,
+    totals: tl.tensor,
+    plains: tl.tensor,
     counts: tl.tensor,
     masses: tl.tensor,
     inverse_temperature: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
+    min_p: tl.tensor,
     positions: tl.tensor,
     row_stride: tl.tensor,
     position_stride: tl.tensor,
@@ -87,124 +107,41 @@ def scan_tables(
 
     Args:
         logits: [R, S, size], last axis contiguous; `positions` is S, the strides are in elements.
-        largest: float32 [R, S, chunks], each chunk's largest logit.
-        counts, masses: float32 [R, S, chunks, 32], by bin; weights relative to the chunk's largest.
-        inverse_temperature .. top_p: of the rows; bins are left out where neither filter is on.
+        largest, totals, plains: float32 [R, S, chunks], each chunk's largest logit, and its weight, relative to that
+            one's, at the temperature and at 1.
+        counts, masses: float32 [R, S, chunks, BINS], by bin.
+        inverse_temperature .. min_p: of the rows; bins are left out where no filter is on.
     """
     place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = place // positions
     scale = tl.load(inverse_temperature + row)
     logits += row * row_stride + place % positions * position_stride
     values, tokens = read(logits, chunk * CHUNK, size, CHUNK)
-    most = _largest(values)
+    most = largest_of(values)
     above = tl.where(most == float("-inf"), 0.0, most)
-    bins = _bin(values, tl.floor(above * scale), scale)
     weights = tl.exp((values - above) * scale)
     at = place * tl.num_programs(1) + chunk
     tl.store(largest + at, most)
-    filters = (tl.load(top_k + row) < size) | (tl.load(top_p + row) < 1.0)
-    for number in range(tl.where(filters, _BINS, 0)):
+    tl.store(totals + at, tl.sum(weights, 0))
+    tl.store(plains + at, tl.sum(tl.exp(values - above), 0))
+    bins = _bin(values, tl.floor(above * scale), scale)
+    filters = (tl.load(top_k + row) < size) | (tl.load(top_p + row) < 1.0) | (tl.load(min_p + row) > 0.0)
+    for number in range(tl.where(filters, BINS, 0)):
         mine = bins == number
-        tl.store(counts + at * _BINS + number, tl.sum((mine & (tokens < size)).to(tl.float32), 0))
-        tl.store(masses + at * _BINS + number, tl.sum(tl.where(mine, weights, 0.0), 0))
+        tl.store(counts + at * BINS + number, tl.sum((mine & (tokens < size)).to(tl.float32), 0))
+        tl.store(masses + at * BINS + number, tl.sum(tl.where(mine, weights, 0.0), 0))
 
 
-@triton.jit
-def _above(keys: tl.tensor, measures: tl.tensor, least: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of the keys from `least` on: how many there are, what they measure, and the smallest one."""
-    taken = keys >= least
-    measured = tl.sum(tl.where(taken, measures, 0.0), 0)
-    return tl.sum(taken.to(tl.int32), 0), measured, tl.min(tl.where(taken, keys, LARGEST), 0)
-
-
-@triton.jit
-def _measured(
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["highs", "masses"])
+def gather_candidates(
     logits: tl.tensor,
-    start: tl.tensor,
-    size: tl.tensor,
-    bin: tl.tensor,
     largest: tl.tensor,
-    scale: tl.tensor,
-    COUNTS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Keys of a tile's tokens of one bin, and what they measure; of others, a key below all, and 0."""
-    values, tokens = read(logits, start, size, TILE)
-    mine = (tokens < size) & (_bin(values, tl.floor(largest * scale), scale) == bin)
-    measures = (values == values).to(tl.float32) if COUNTS else tl.exp((values - largest) * scale)
-    return tl.where(mine, key_of(values, tokens), -LARGEST), tl.where(mine, measures, 0.0)
-
-
-@triton.jit
-def _cut(
-    logits: tl.tensor,
-    scratch: tl.tensor,
-    table: tl.tensor,
-    bins: tl.tensor,
-    bound: tl.tensor,
-    largest: tl.tensor,
-    scale: tl.tensor,
-    size: tl.tensor,
-    COUNTS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tl.tensor:
-    """The last key of the shortest prefix that measures at least `bound`; of all tokens, if none does.
-
-    Args:
-        logits: of the distribution.
-        scratch: int64 [TILE], for keys.
-        table: float32, what tokens measure, in groups, whose bins below the largest logit's are `bins`.
-        COUNTS: tokens are counted; else their weights are added up.
-    """
-    bin, before = 0, 0.0
-    reached = tl.sum(tl.where(bins == 0, table, 0.0), 0)
-    while (reached < bound) & (bin < _BINS - 1):
-        bin, before = bin + 1, reached
-        reached = tl.sum(tl.where(bins <= bin, table, 0.0), 0)
-    count, low, high = 0, tl.full((), LARGEST, tl.int64), tl.full((), -LARGEST, tl.int64)
-    for start in range(0, size, TILE):
-        keys, _ = _measured(logits, start, size, bin, largest, scale, COUNTS, TILE)
-        mine = keys > -LARGEST
-        at = count + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(scratch + at, keys, mask=mine & (at < TILE))
-        count += tl.sum(mine.to(tl.int32), 0)
-        low, high = tl.minimum(low, tl.min(tl.where(mine, keys, LARGEST), 0)), tl.maximum(high, tl.max(keys, 0))
-    tl.debug_barrier()  # other threads stored some of what a thread is going to load
-    at = tl.arange(0, TILE)
-    own = tl.load(scratch + at, mask=at < count, other=-LARGEST)
-    held = tl.where(at < count, 1.0 if COUNTS else tl.exp((logit_of(own) - largest) * scale), 0.0)
-    inside, behind, high = count, 0, high + 1  # keys from low to high, and from high on
-    while inside > 1:
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        number, measured, least = _above(own, held, middle)
-        if count > TILE:
-            number, measured, least = number * 0, measured * 0.0, tl.full((), LARGEST, tl.int64)
-            for start in range(0, size, TILE):
-                keys, measures = _measured(logits, start, size, bin, largest, scale, COUNTS, TILE)
-                more, weight, first = _above(keys, measures, middle)
-                number, measured, least = number + more, measured + weight, tl.minimum(least, first)
-        enough = before + measured >= bound
-        inside = tl.where(enough, number - behind, inside + behind - number)
-        behind = tl.where(enough, behind, number)
-        low, high = tl.where(enough, least, low), tl.where(enough, high, middle)
-    tl.debug_barrier()  # the scratch memory is used again
-    return low
-
-
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["masses", "lowest", "log_total", "log_plain"])
-def settle_tables(
-    logits: tl.tensor,
-    chunk_largest: tl.tensor,
     counts: tl.tensor,
     masses: tl.tensor,
-    scratch: tl.tensor,
-    largest: tl.tensor,
-    lowest: tl.tensor,
-    last: tl.tensor,
-    log_total: tl.tensor,
-    log_plain: tl.tensor,
-    blocks: tl.tensor,
-    greedy: tl.tensor,
+    found: tl.tensor,
+    keys: tl.tensor,
+    lows: tl.tensor,
+    highs: tl.tensor,
     inverse_temperature: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
@@ -213,69 +150,78 @@ def settle_tables(
     row_stride: tl.tensor,
     position_stride: tl.tensor,
     size: tl.tensor,
-    chunks: tl.tensor,
+    CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
 ) -> None:
-    """What `mtad.device.tables.Tables` says of each distribution. Grid: (R * S).
+    """The keys of a chunk's tokens in the bins that a filter keeps something of. Grid: (R * S, chunks).
 
     Args:
-        chunk_largest, counts, masses: of `scan_tables`.
-        scratch: int64 [R, S, TILE].
-        largest .. blocks: of `mtad.device.tables.Tables`, the result.
-        greedy .. min_p: of the rows.
-        CHUNKS, BLOCKS: of the vocabulary, rounded up to a power of two.
+        largest .. masses: of `scan_tables`.
+        found: int32 [R, S], how many candidates there are.
+        keys: int64 [R, S, TILE], of the first TILE candidates, by id.
+        lows, highs: int64 [R, S, chunks], the smallest and the largest key of each chunk's candidates.
+        CHUNKS: of the vocabulary, rounded up to a power of two.
     """
-    place = tl.program_id(0).to(tl.int64)
+    place, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     row = place // positions
-    logits += row * row_stride + place % positions * position_stride
-    scratch += place * TILE
     scale, some = tl.load(inverse_temperature + row), tl.load(top_k + row) < size
     nucleus, least = tl.load(top_p + row), tl.load(min_p + row)
-    every = tl.arange(0, CHUNKS * _BINS)
-    real, at = every < chunks * _BINS, place * chunks
-    own = tl.load(chunk_largest + at + every // _BINS, mask=real, other=float("-inf"))
-    most = _largest(own)
-    own = tl.where(own == float("-inf"), 0.0, own)
-    bins = tl.minimum(tl.floor(most * scale) - tl.floor(own * scale) + every % _BINS, _BINS - 1.0)
-    every_id = tl.full((), ID, tl.int32)
-    edge = key_of(tl.full((), float("-inf"), tl.float32), every_id)
-    if some:
-        table = tl.load(counts + at * _BINS + every, mask=real, other=0.0)
-        bound = tl.load(top_k + row).to(tl.float32)
-        edge = _cut(logits, scratch, table, bins, bound, most, scale, size, True, TILE)
-    if nucleus < 1.0:
-        table = tl.load(masses + at * _BINS + every, mask=real, other=0.0) * tl.exp((own - most) * scale)
-        whole = tl.sum(table, 0)
+    if some | (nucleus < 1.0) | (least > 0.0):
+        every = tl.arange(0, CHUNKS * BINS)
+        real, at = every < chunks * BINS, place * chunks
+        own = tl.load(largest + at + every // BINS, mask=real, other=float("-inf"))
+        most = largest_of(own)
+        own = tl.where(own == float("-inf"), most, own)  # a chunk of impossible tokens
+        top = tl.floor(most * scale)
+        bins = tl.minimum(top - tl.floor(own * scale) + every % BINS, BINS - 1.0)
+        count = tl.load(counts + at * BINS + every, mask=real, other=0.0)
+        mass = tl.load(masses + at * BINS + every, mask=real, other=0.0) * tl.exp((own - most) * scale)
+        # of min-p alone one bin more, because its bound is rounded
+        end = tl.minimum(top - tl.floor(most * scale + tl.log(least)) + 1.0, BINS - 1.0)
+        end = tl.where(some | (nucleus < 1.0), 0.0, end)
+        table, bound = mass, tl.where(nucleus < 1.0, nucleus * tl.sum(mass, 0), 0.0)
         if some:
-            whole = 0.0
-            for start in range(0, size, TILE):
-                values, tokens = read(logits, start, size, TILE)
-                whole += tl.sum(tl.where(key_of(values, tokens) >= edge, tl.exp((values - most) * scale), 0.0), 0)
-        bound = nucleus * whole
-        edge = tl.maximum(edge, _cut(logits, scratch, table, bins, bound, most, scale, size, False, TILE))
-    if least > 0.0:
-        edge = tl.maximum(edge, key_of(most + tl.log(least) / scale, every_id))
-    # of a distribution that is none, each token is to be seen as such
-    edge = tl.where(most == most, edge, key_of(tl.full((), float("-inf"), tl.float32), every_id))
-    total, plain, count = 0.0, 0.0, tl.cdiv(size, BLOCK)
-    sure, few = tl.load(greedy + row) != 0, tl.arange(0, TILE // BLOCK)
-    for start in range(0, size, TILE):
-        values, tokens = read(logits, start, size, TILE)
-        weights = tl.where(key_of(values, tokens) >= edge, tl.exp((values - most) * scale), 0.0)
-        each = tl.reshape(weights, (TILE // BLOCK, BLOCK))
-        mass = tl.where(sure, tl.max(each, 1), tl.sum(each, 1))
-        tl.store(blocks + place * count + start // BLOCK + few, mass, mask=start // BLOCK + few < count)
-        total += tl.sum(weights, 0)
-        plain += tl.sum(tl.exp(values - most), 0)
-    tl.debug_barrier()  # other threads stored some of what a thread is going to load
-    every = tl.arange(0, BLOCKS)
-    mass = tl.load(blocks + place * count + every, mask=every < count, other=0.0)
-    tl.store(blocks + place * count + every, mass / total, mask=every < count)
-    tl.store(largest + place, most)
-    tl.store(lowest + place, logit_of(edge))
-    tl.store(last + place, (edge & ID) ^ ID)
-    tl.store(log_total + place, tl.log(total))
-    tl.store(log_plain + place, tl.log(plain))
+            table, bound = count, tl.load(top_k + row).to(tl.float32)
+        while (tl.sum(tl.where(bins <= end, table, 0.0), 0) < bound) & (end < BINS - 1.0):
+            end += 1.0
+        count = tl.where(bins <= end, count, 0.0)
+        tl.store(found + place, tl.sum(count, 0).to(tl.int32), mask=chunk == 0)
+        logits += row * row_stride + place % positions * position_stride
+        values, tokens = read(logits, chunk * CHUNK, size, CHUNK)
+        mine = (tokens < size) & (_bin(values, top, scale) <= end)
+        before = tl.sum(tl.where(every // BINS < chunk, count, 0.0), 0).to(tl.int32)
+        to, own_keys = before + tl.cumsum(mine.to(tl.int32), 0) - 1, key_of(values, tokens)
+        tl.store(keys + place * TILE + to, own_keys, mask=mine & (to < TILE))
+        tl.store(lows + at + chunk, tl.min(tl.where(mine, own_keys, LARGEST), 0))
+        tl.store(highs + at + chunk, tl.max(tl.where(mine, own_keys, -LARGEST), 0))
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["lowest", "log_total"])
+def weigh_blocks(
+    logits: tl.tensor,
+    largest: tl.tensor,
+    lowest: tl.tensor,
+    last: tl.tensor,
+    log_total: tl.tensor,
+    blocks: tl.tensor,
+    greedy: tl.tensor,
+    inverse_temperature: tl.tensor,
+    positions: tl.tensor,
+    row_stride: tl.tensor,
+    position_stride: tl.tensor,
+    size: tl.tensor,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """`blocks` of `mtad.device.tables.Tables` from what else it has, of a chunk. Grid: (R * S, chunks)."""
+    place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, count = place // positions, tl.cdiv(size, BLOCK)
+    logits += row * row_stride + place % positions * position_stride
+    values, tokens = read(logits, chunk * CHUNK, size, CHUNK)
+    scale = tl.load(inverse_temperature + row)
+    each = probability(values, tokens, size, place, scale, largest, lowest, last, log_total)
+    each = tl.reshape(each, (CHUNK // BLOCK, BLOCK))
+    mass = tl.where(tl.load(greedy + row) != 0, tl.max(each, 1), tl.sum(each, 1))
+    at = chunk * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
+    tl.store(blocks + place * count + at, mass, mask=at < count)

@@ -1,4 +1,4 @@
-"""The launches of the kernels that filter logits and draw levels. Triton is imported where it is first needed."""
+"""Launches the kernels that filter logits, draw levels and end blocks. Triton is imported where it is first needed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtad.device.tables import BLOCK, Given, Step, Tables, Tree
+from mtad.device.tables import BLOCK, Given, Results, Scored, Step, Tables, Tree
 
-CHUNK, TILE = 4096, 4096
-"""`CHUNK`: logits per program of the scan kernel; a distribution has many. `TILE`: logits that the one settling
-program of a distribution reads at a time."""
+CHUNK, CANDIDATES = 4096, 4096
+"""`CHUNK`: logits per program; a distribution has many. `CANDIDATES`: keys that the one settling program of a
+distribution holds."""
 CELLS, COLUMNS = 8192, 4096
 """Entries of a mask that a program writes at a time, and columns of it at most."""
 
@@ -50,40 +50,40 @@ def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **con
 
 
 def filtered(logits: Tensor, given: Given) -> Tables:
-    """The distributions of logits [R, S, V], last axis contiguous: `filter_logits` of the host, in two launches."""
+    """The distributions of logits [R, S, V], last axis contiguous: `filter_logits` of the host, in four launches."""
     (rows, positions, size), device = logits.shape, logits.device
-    chunks, blocks = -(-size // CHUNK), -(-size // BLOCK)
-    numbers = torch.empty((4, rows, positions), device=device)
-    last = torch.empty((rows, positions), dtype=torch.int64, device=device)
-    found = Tables(
-        logits, given.inverse_temperature, numbers, last, torch.empty((rows, positions, blocks), device=device)
-    )
-    largest = torch.empty((rows, positions, chunks), device=device)
-    counts, masses = torch.empty((2, rows, positions, chunks, 32), device=device)
-    scratch = torch.empty((rows, positions, TILE), dtype=torch.int64, device=device)
-    filters, strides = (given.inverse_temperature, given.top_k, given.top_p), logits.stride()[:2]
+    chunks, places = -(-size // CHUNK), (rows, positions)
+    numbers = torch.empty((4, *places), device=device)
+    last = torch.empty(places, dtype=torch.int64, device=device)
+    blocks = torch.empty((*places, -(-size // BLOCK)), device=device)
+    of_chunks = torch.empty((3, *places, chunks), device=device)
+    of_bins = torch.empty((2, *places, chunks, int(_kernels("filter").BINS)), device=device)
+    found = torch.empty(places, dtype=torch.int32, device=device)
+    keys = torch.empty((*places, CANDIDATES), dtype=torch.int64, device=device)
+    ends = torch.empty((2, *places, chunks), dtype=torch.int64, device=device)
+    of_row = given.inverse_temperature, given.top_k, given.top_p, given.min_p
+    shape = positions, *logits.stride()[:2], size
+    most, lowest, log_total, log_plain = numbers
+    every, wide = (rows * positions, chunks), {"CHUNK": CHUNK, "num_warps": 8}
+    launch("filter.scan_tables", every, (logits, *of_chunks, *of_bins, *of_row, *shape), **wide)
+    candidates: dict[str, int] = {"CHUNKS": _power(chunks), "TILE": CANDIDATES}
     launch(
-        "filter.scan_tables",
-        (rows * positions, chunks),
-        (logits, largest, counts, masses, *filters, positions, *strides, size),
-        CHUNK=CHUNK,
+        "filter.gather_candidates",
+        every,
+        (logits, of_chunks[0], *of_bins, found, keys, *ends, *of_row, *shape),
+        **candidates,
+        **wide,
+    )
+    launch(
+        "cut.settle_tables",
+        every[:1],
+        (logits, *of_chunks, found, keys, *ends, most, lowest, last, log_total, log_plain, *of_row, *shape, chunks),
+        **candidates,
         num_warps=8,
     )
-    most, lowest, log_total, log_plain = numbers
-    launch(
-        "filter.settle_tables",
-        (rows * positions,),
-        (
-            *(logits, largest, counts, masses, scratch, most, lowest, last, log_total, log_plain, found.blocks),
-            *(given.greedy, *filters, given.min_p, positions, *strides, size, chunks),
-        ),
-        CHUNKS=_power(chunks),
-        TILE=TILE,
-        BLOCK=BLOCK,
-        BLOCKS=_power(blocks),
-        num_warps=16,
-    )
-    return found
+    arguments = logits, most, lowest, last, log_total, blocks, given.greedy, given.inverse_temperature, *shape
+    launch("filter.weigh_blocks", every, arguments, BLOCK=BLOCK, **wide)
+    return Tables(logits, given.inverse_temperature, numbers, last, blocks)
 
 
 def draw_level(level: int, tree: Tree, above: Tables, given: Given, is_end: Tensor, length: int, capacity: int) -> Step:
@@ -127,6 +127,63 @@ def draw_level(level: int, tree: Tree, above: Tables, given: Given, is_end: Tens
         num_warps=8 if width <= 16 else 16,
     )
     return step
+
+
+def probabilities(tables: Tables, at: Tensor) -> Tensor:
+    """All probabilities at positions `at` [R, N], float32 [R, N, V], in one launch."""
+    (_, positions, size), (largest, lowest, log_total, _) = tables.logits.shape, tables.numbers
+    out, at = torch.empty((*at.shape, size), device=at.device), at.contiguous()
+    launch(
+        "decision.spread",
+        (at.numel(), -(-size // CHUNK)),
+        (
+            *(out, at, tables.logits, largest, lowest, tables.last, log_total, tables.inverse_temperature),
+            *(at.shape[1], positions, *tables.logits.stride()[:2], size),
+        ),
+        CHUNK=CHUNK,
+        num_warps=8,
+    )
+    return out
+
+
+def emit(
+    out: Results,
+    node: Tensor,
+    finite: Tensor,
+    scored: Scored | None,
+    p: Tables,
+    weighed: tuple[Tensor, Tensor] | None,
+    given: Given,
+) -> None:
+    """The accepted tokens and one more, in one launch.
+
+    Args:
+        out: written to, but for `longest` and `spent`.
+        node: int64 [R], the last kept node, -1 for none. finite: bool [R], whether the draft's logits are.
+        p: of the target.
+        weighed: weights [R, V] that the one more is drawn by, and their sums by block; None for `p` after the node.
+    """
+    levels, (_, positions, size) = out.paths.shape[1], p.logits.shape
+    nodes, none = positions - 1, (node,) * 5
+    about = none if scored is None else (scored.tokens, scored.drafted, scored.parents, scored.depths, scored.ancestors)
+    assert all(x.stride(-1) == 1 for x in about)
+    launch(
+        "decision.emit",
+        (len(node),),
+        (
+            *(out.tokens, out.log_probs, out.lengths, out.paths, out.finite, node, finite, *about),
+            *(weighed or (p.blocks, p.blocks)),
+            *(p.logits, *p.numbers, p.last, given.bonus, given.greedy, given.inverse_temperature),
+            *(nodes, size, *p.logits.stride()[:2], *(x.stride(0) for x in about[2:])),
+        ),
+        LEVELS=levels,
+        DEPTHS=_power(levels + 1),
+        NODES=_power(max(nodes, 1)),
+        WEIGHED=weighed is not None,
+        BLOCK=BLOCK,
+        BLOCKS=_power(p.blocks.shape[2] if weighed is None else weighed[1].shape[1]),
+        num_warps=4,
+    )
 
 
 def _power(count: int) -> int:

@@ -13,7 +13,7 @@ NEVER = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _choose(weights: tl.tensor, goal: tl.tensor, greedy: tl.tensor) -> tl.tensor:
+def choose(weights: tl.tensor, goal: tl.tensor, greedy: tl.tensor) -> tl.tensor:
     """The first entry at which the running sum exceeds `goal`, else the last of positive weight; -1 where all are 0.
 
     The largest where nothing is random.
@@ -26,7 +26,7 @@ def _choose(weights: tl.tensor, goal: tl.tensor, greedy: tl.tensor) -> tl.tensor
 
 
 @triton.jit(
-    do_not_specialize=["level", "row_stride", "position_stride", "columns", "capacity"],
+    do_not_specialize=["level", "columns", "capacity"],
     do_not_specialize_on_alignment=["largest", "lowest", "log_total", "draft", "step_tokens", "positions", "write_at"],
 )
 def draw_level(
@@ -110,7 +110,7 @@ def draw_level(
     likelihood = tl.full(slots.shape, NEVER, tl.float64)
     for slot in range(WIDTH):
         goal = tl.load(draft + to + slot) * tl.sum(mass, 0)
-        at = tl.where(slot < limit, _choose(mass, goal, sure), -1)
+        at = tl.where(slot < limit, choose(mass, goal, sure), -1)
         rest = goal - tl.sum(tl.where(every < at, mass, 0.0), 0)
         own, block = tl.maximum(at, 0) // BLOCKS, tl.maximum(at, 0) % BLOCKS
         ids, here = block * BLOCK + tl.arange(0, BLOCK), beam == own
@@ -125,7 +125,7 @@ def draw_level(
         taken = (parent == own)[:, None] & (entry[:, None] == ids[None, :])
         free = tl.max(taken.to(tl.int32), 0) == 0
         weights = tl.where(free, tl.exp(values), 0.0) * tl.sum(tl.where(here, share, 0.0), 0)
-        chosen = tl.where(at >= 0, _choose(weights, rest, sure), -1)
+        chosen = tl.where(at >= 0, choose(weights, rest, sure), -1)
         picked = (block * BLOCK + tl.arange(0, BLOCK)) == block * BLOCK + chosen
         left = tl.where(picked, 0.0, weights)
         mass = tl.where((every == at) & (at >= 0), tl.where(sure, tl.max(left, 0), tl.sum(left, 0)), mass)

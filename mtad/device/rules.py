@@ -9,31 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mtad.device.tables import Tables, first_above
-
-
-class Scored(NamedTuple):
-    """The nodes that the target scores, M per row; see `mtad.rules.scored.Scored`.
-
-    Attributes:
-        tokens, parents, depths, origins: int64 [R, M]; parents are -1 for the root.
-        log_q: float64 [R, M].
-        drafted, ends: bool [R, M].
-        bounds: float64 [R, M], log-likelihood under the draft of its best path up to the node's depth.
-        ancestors: bool [R, M, M], whether a node's path goes through another one; through itself it does.
-        longest: int64 [R].
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    depths: Tensor
-    origins: Tensor
-    log_q: Tensor
-    drafted: Tensor
-    ends: Tensor
-    bounds: Tensor
-    ancestors: Tensor
-    longest: Tensor
+from mtad.device.launches import probabilities
+from mtad.device.tables import Scored, Tables, first_above
 
 
 def joint(joint_p: Tensor, bounds: Tensor, drafted: Tensor, depths: Tensor, ends: Tensor, threshold: Tensor) -> Tensor:
@@ -84,8 +61,9 @@ class Moved(NamedTuple):
     def of(cls, p: Tables, q: Tables, count: Tensor, divergence: Tensor, plausible: Tensor) -> Moved:
         """Those of rows that have drafted `count` [R] tokens; divergence is 0 without a budget; float32 [R] each."""
         levels = torch.arange(q.logits.shape[1], device=count.device)
-        places = levels[:, None].expand(-1, len(count))
-        each = [move(p.probabilities(at), q.probabilities(at), divergence, plausible) for at in places]
+        places = [at.expand(len(count), 1) for at in levels]
+        pairs = ((probabilities(p, at)[:, 0], probabilities(q, at)[:, 0]) for at in places)
+        each = [move(*pair, divergence, plausible) for pair in pairs]
         spent, bounded = torch.stack([far for _, far in each], 1), divergence > 0
         spent = torch.where(bounded[:, None] & (levels < count[:, None]), spent, 0.0)
         return cls(torch.stack([own for own, _ in each], 1), bounded, spent)
@@ -97,11 +75,13 @@ class Chances(NamedTuple):
     Attributes:
         p: [R, 1 + M]. q: [R, levels], what each token of the chain was drawn from.
         moved: None where no row has a budget.
+        lengths: int64 [R], of the chains.
     """
 
     p: Tables
     q: Tables
     moved: Moved | None
+    lengths: Tensor
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Log-probability of the chains' tokens [R, levels], float64."""
@@ -112,18 +92,19 @@ class Chances(NamedTuple):
         own = self.moved.p.gather(2, tokens[..., None])[..., 0].double().log()
         return torch.where(self.moved.bounded[:, None], own, plain)
 
-    def after(self, at: Tensor, count: Tensor) -> Tensor:
-        """All probabilities after the first `at` [R] of `count` [R] tokens, float32 [R, V]."""
-        plain = self.p.probabilities(at)
+    def after(self, at: Tensor) -> Tensor:
+        """All probabilities after the first `at` [R, N] tokens, float32 [R, N, V]."""
+        plain = probabilities(self.p, at)
         if self.moved is None:
             return plain
-        own = self.moved.p[torch.arange(len(at), device=at.device), at.clamp(max=self.moved.p.shape[1] - 1)]
-        return torch.where((self.moved.bounded & (at < count))[:, None], own, plain)
+        rows = torch.arange(len(at), device=at.device)[:, None]
+        own = self.moved.p[rows, at.clamp(max=self.moved.p.shape[1] - 1)]
+        return torch.where((self.moved.bounded[:, None] & (at < self.lengths[:, None]))[..., None], own, plain)
 
-    def residual(self, at: Tensor, weight: Tensor, count: Tensor) -> Tensor:
-        """max(weight p - q, 0) after the first `at` [R] tokens of chains, float32 [R, V]."""
-        own_q = self.q.probabilities(at.clamp(max=self.q.logits.shape[1] - 1))
-        return (weight.float()[:, None] * self.after(at, count) - own_q).clamp(min=0)
+    def residual(self, at: Tensor, weight: Tensor) -> Tensor:
+        """max(weight p - q, 0) after the first `at` tokens, float32 [R, N, V]; weight [R, N]."""
+        q = probabilities(self.q, at.clamp(max=self.q.logits.shape[1] - 1))
+        return (weight.float()[..., None] * self.after(at)).sub_(q).clamp_(min=0)
 
 
 def move(p: Tensor, q: Tensor, divergence: Tensor, plausible: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,24 +142,26 @@ def verify(
     drafted, log_q = scored.drafted[:, :levels], scored.log_q[:, :levels]
     count = drafted.sum(1)
     moved = Moved.of(p, q, count, *budget) if budget is not None else None
-    chances = Chances(p, q, moved)
+    chances = Chances(p, q, moved, count)
     log_p = chances.log_prob(scored.tokens[:, :levels])
     own_q = log_q - pad(log_q[:, :-1], (1, 0))
     ratio = torch.where(drafted, (log_p - own_q).clamp(max=700), 0.0).exp()
     kept = ((accept < ratio) & drafted).long().cumprod(1).sum(1)
     weight = torch.ones_like(ratio[:, 0])
     if blockwise is not None:
-        w, at, scale = weight, torch.zeros_like(kept), weight
-        for i in range(1, levels + 1):
-            w = (w * ratio[:, i - 1]).clamp(max=1.0)
-            bound = w
-            if i < levels:
-                s = chances.residual(count.clamp(max=i), w, count).sum(1, dtype=torch.float64)
-                bound = torch.where(count == i, w, torch.where(s > 0, s / (s + 1.0 - w), 0.0))
-            here = (accept[:, i - 1] < bound) & (count >= i)
-            at, scale = torch.where(here, i, at), torch.where(here, w, scale)
+        running = [weight]
+        for step in ratio.unbind(1):
+            running.append((running[-1] * step).clamp(max=1.0))
+        w, depth = torch.stack(running[1:], 1), torch.arange(1, levels + 1, device=count.device)
+        bounds = w
+        if levels > 1:
+            s = chances.residual(depth[:-1].expand(len(w), -1), w[:, :-1]).sum(2, dtype=torch.float64)
+            inner = torch.where(s > 0, s / (s + 1.0 - w[:, :-1]), 0.0)
+            bounds = torch.where(depth < count[:, None], pad(inner, (0, 1)), w)
+        at = (depth * ((accept < bounds) & (depth <= count[:, None]))).amax(1)
+        scale = torch.where(at > 0, w.gather(1, (at - 1).clamp(min=0)[:, None])[:, 0], 1.0)
         kept, weight = torch.where(blockwise, at, kept), torch.where(blockwise, scale, weight)
-    rest = chances.residual(kept, weight, count)
+    rest = chances.residual(kept[:, None], weight[:, None])[:, 0]
     whole = (kept == count) | ~(rest.sum(1) > 0)
-    weights = torch.where(whole[:, None], chances.after(kept, count), rest)
+    weights = torch.where(whole[:, None], chances.after(kept[:, None])[:, 0], rest)
     return kept - 1, weights, None if moved is None else pad(moved.spent, (0, 1))

@@ -90,6 +90,62 @@ class Tree(NamedTuple):
         return cls._make([*own, torch.zeros((*shape, levels), dtype=torch.int64, device=device)])
 
 
+class Scored(NamedTuple):
+    """The nodes that the target scores, M per row; see `mtad.rules.scored.Scored`.
+
+    Attributes:
+        tokens, parents, depths, origins: int64 [R, M]; parents are -1 for the root.
+        log_q: float64 [R, M].
+        drafted, ends: bool [R, M].
+        bounds: float64 [R, M], log-likelihood under the draft of its best path up to the node's depth.
+        ancestors: bool [R, M, M], whether a node's path goes through another one; through itself it does.
+        longest: int64 [R].
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    origins: Tensor
+    log_q: Tensor
+    drafted: Tensor
+    ends: Tensor
+    bounds: Tensor
+    ancestors: Tensor
+    longest: Tensor
+
+
+class Results(NamedTuple):
+    """The outcome of a block of R rows.
+
+    Attributes:
+        tokens: int64 [R, D + 1], the accepted tokens and then the bonus token.
+        log_probs: float32 [R, D + 1], the target's log-probability of each, at temperature 1 without a filter.
+        lengths: int64 [R], accepted tokens; `lengths + 1` entries of the other two count.
+        paths: int64 [R, D], the scored node of each accepted token.
+        longest: int64 [R], tokens of the longest path that was drafted.
+        spent: float32 [R, D + 1], how far the law of each token was moved, in total variation.
+        finite: bool [R], whether all logits that were looked at are distributions.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    lengths: Tensor
+    paths: Tensor
+    longest: Tensor
+    spent: Tensor
+    finite: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, levels: int, device: torch.device | str) -> Results:
+        """Memory for them."""
+
+        def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty((rows, *sizes), dtype=dtype, device=device)
+
+        numbers = [like(levels + 1, dtype=torch.float32) for _ in range(2)]
+        return cls(like(levels + 1), numbers[0], like(), like(levels), like(), numbers[1], like(dtype=torch.bool))
+
+
 class Tables(NamedTuple):
     """Distributions [R, S].
 
@@ -116,28 +172,11 @@ class Tables(NamedTuple):
 
     def log_prob(self, at: Tensor, tokens: Tensor) -> Tensor:
         """Log-probability of tokens [R, M] at positions `at` [R, M], float64; -inf where the filter removed them."""
-        return self._values(self._picked(at, tokens)[..., None], at, tokens[..., None])[..., 0].double()
-
-    def log_likelihood(self, at: Tensor, tokens: Tensor) -> Tensor:
-        """Log-probability of tokens [R, M] at positions `at` [R, M] without a filter, at temperature 1; float32."""
-        numbers = self.numbers.gather(2, at.expand(4, -1, -1))
-        return self._picked(at, tokens) - numbers[0] - numbers[3]
-
-    def probabilities(self, at: Tensor) -> Tensor:
-        """All probabilities at position `at` [R], float32 [R, V]."""
-        logits = self.logits[torch.arange(len(at), device=at.device), at].float()
-        ids = torch.arange(logits.shape[1], device=at.device)
-        return self._values(logits[:, None], at[:, None], ids[None, None])[:, 0].exp()
-
-    def _picked(self, at: Tensor, tokens: Tensor) -> Tensor:
-        return self.logits[torch.arange(len(at), device=at.device)[:, None], at, tokens].float()
-
-    def _values(self, logits: Tensor, at: Tensor, ids: Tensor) -> Tensor:
-        """Log-probabilities of logits [R, M, N], of tokens `ids`, at positions `at` [R, M]."""
-        largest, lowest, log_total, _ = self.numbers.gather(2, at.expand(4, -1, -1))[..., None].unbind()
-        kept = (logits > lowest) | ((logits == lowest) & (ids <= self.last.gather(1, at)[..., None]))
-        values = (logits - largest) * self.inverse_temperature[:, None, None] - log_total
-        return values.masked_fill(~kept, -math.inf)
+        logits = self.logits[torch.arange(len(at), device=at.device)[:, None], at, tokens].float()
+        largest, lowest, log_total, _ = self.numbers.gather(2, at.expand(4, -1, -1)).unbind()
+        kept = (logits > lowest) | ((logits == lowest) & (tokens <= self.last.gather(1, at)))
+        values = (logits - largest) * self.inverse_temperature[:, None] - log_total
+        return values.masked_fill(~kept, -math.inf).double()
 
 
 def stacked(tables: list[Tables]) -> Tables:
@@ -161,17 +200,20 @@ def first_above(weights: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     return entry[:, 0], goal - (running - weights).gather(1, entry)[:, 0]
 
 
-def draw(weights: Tensor, uniform: Tensor, greedy: Tensor | None = None) -> Tensor:
-    """A token of each row by its weight, int64 [R]; of greedy rows, the likeliest.
+def by_block(weights: Tensor) -> Tensor:
+    """Weights [R, V] as [R, blocks, BLOCK], filled up with 0."""
+    return pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """A token of each row by its weight, int64 [R].
 
     Args:
         weights: float32 [R, V], at least 0, of any scale.
-        uniform: float32 [R], from [0, 1). greedy: bool [R].
+        uniform: float32 [R], from [0, 1).
     """
-    rows, size = weights.shape
-    blocks = pad(weights, (0, -size % BLOCK)).view(rows, -1, BLOCK)
+    blocks = by_block(weights)
     masses = blocks.sum(2, dtype=torch.float64)
     block, rest = first_above(masses, uniform * masses.sum(1))
-    entry, _ = first_above(blocks[torch.arange(rows, device=block.device), block].double(), rest)
-    token = (block * BLOCK + entry).clamp(max=size - 1)
-    return token if greedy is None else torch.where(greedy, weights.argmax(1), token)
+    entry, _ = first_above(blocks[torch.arange(len(blocks), device=block.device), block].double(), rest)
+    return (block * BLOCK + entry).clamp(max=weights.shape[1] - 1)

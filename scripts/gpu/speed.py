@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -14,12 +13,14 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from mtad.params import DecodingParams
 from runtime import LLM
-from runtime.pair import Pair
+from runtime.pair import ROLES, Pair
 from scripts.energy import EnergyMeter
 from scripts.gpu.models import SHAPES, open_llm, random_pair
 from scripts.gpu.run import Run, Skip
 
 METHODS = ("sample", "block", "mtad")
+SECONDS = 60
+"""After so many, two rounds are enough."""
 PROMPT = [*range(1, 128)]
 """Tokens of a request behind its first, which is its own, so that nothing is shared."""
 
@@ -30,24 +31,28 @@ def speed(run: Run) -> None:
     Rounds go through all systems in turn; ratios to `sample` of the same load are paired by round. With one request,
     blocks run by the host as well, to see what capturing them gains.
     """
-    loads, tokens, rounds = ((1, 2), 5, 2) if run.quick else ((1, 4, 16), 128, 5)
+    loads, tokens, rounds = ((1, 2), 5, 2) if run.quick else ((1, 4, 16), 64, 4)
     pair = open_pair(run, max(loads), tokens)
     base = DecodingParams(draft_len=4, ignore_eos=True, max_tokens=tokens)
     params = {name: replace(base, method=name) for name in METHODS}
-    captured, host = open_llm(pair, captured=True, record=list(params.values())), open_llm(pair, captured=False)
+    captured, host = (open_llm(pair, captured=kind) for kind in (True, False))
     systems: list[tuple[int, str, LLM]] = [(load, name, captured) for load in loads for name in METHODS]
     systems += [(loads[0], f"{name}, by the host", host) for name in METHODS]
     meter, found = EnergyMeter(), defaultdict[tuple[int, str], list[tuple[float, float, float | None]]](list)
-    for turn, (load, name, llm) in itertools.product(range(rounds + 1), systems):
-        asked = replace(params[name.split(",")[0]], seed=turn)
-        meter.begin()
-        began = time.perf_counter()
-        results = llm.generate([[row, *PROMPT] for row in range(load)], asked)
-        seconds, joules = time.perf_counter() - began, meter.end()
-        made = sum(len(result.token_ids) for result in results)
-        if turn:  # the first round captures and warms up
-            efficiency = statistics.mean(result.statistics.block_efficiency for result in results)
-            found[load, name].append((made / seconds, efficiency, None if joules is None else joules / made))
+    end = time.monotonic() + SECONDS
+    for turn in range(rounds + 1):
+        if turn > 2 and time.monotonic() > end:
+            break
+        for load, name, llm in systems:
+            asked = replace(params[name.split(",")[0]], seed=turn)
+            meter.begin()
+            began = time.perf_counter()
+            results = llm.generate([[row, *PROMPT] for row in range(load)], asked)
+            seconds, joules = time.perf_counter() - began, meter.end()
+            made = sum(len(result.token_ids) for result in results)
+            if turn:  # the first round captures and warms up
+                efficiency = statistics.mean(result.statistics.block_efficiency for result in results)
+                found[load, name].append((made / seconds, efficiency, None if joules is None else joules / made))
     for (load, name), measured in found.items():
         rates, efficiencies, joules_each = zip(*measured, strict=True)
         ratios = [rate / other[0] for rate, other in zip(rates, found[load, "sample"], strict=True)]
@@ -65,8 +70,27 @@ def open_pair(run: Run, rows: int, tokens: int) -> Pair:
     """The largest pair of random weights that fits the GPU's free memory; the smallest on a CPU."""
     free = torch.cuda.mem_get_info(run.device)[0] / 1e9 if run.on_gpu and not run.quick else 0.0
     name = next(name for name, (gigabytes, _) in SHAPES.items() if gigabytes <= free)
-    run.findings.send(("facts", {"pair": f"{name}, random weights"}))
-    return random_pair(name, run.device, rows, 128 + tokens + 64)
+    pair = random_pair(name, run.device, rows, 128 + tokens + 64)
+    engines: list[Any] = [pair.target, pair.auxiliary]
+    read = [
+        sum(p.nbytes for p in one.model.parameters()) - one.model.model.get_input_embeddings().weight.nbytes
+        for one in engines
+    ]
+    gigabytes = {role: size / 1e9 for role, size in zip(ROLES, read, strict=True)}
+    run.findings.send(("facts", {"pair": f"{name}, random weights", "gigabytes that a step reads": gigabytes}))
+    return pair
+
+
+def copied(run: Run) -> float:
+    """Gigabytes per second that a copy on the device reads and writes together."""
+    source = torch.zeros(2**30 if run.on_gpu else 2**20, dtype=torch.float16, device=run.device)
+    aim, seconds = torch.empty_like(source), list[float]()
+    for _ in range(5):
+        began = time.perf_counter()
+        aim.copy_(source)
+        float(aim[0])  # waits
+        seconds.append(time.perf_counter() - began)
+    return 2e-9 * source.nbytes / min(seconds)
 
 
 def profile(run: Run) -> None:
@@ -75,6 +99,7 @@ def profile(run: Run) -> None:
     On a GPU a block is one launch of a graph and one wait.
     """
     pair = open_pair(run, 1, 256)
+    run.findings.send(("facts", {"gigabytes per second of a copy": copied(run)}))
     llm = open_llm(pair, captured=True)
     kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * run.on_gpu
     for method in METHODS:
@@ -92,7 +117,7 @@ def profile(run: Run) -> None:
         kernels = [one for one in events if one.device_type == wanted and not one.cpu_children]
         if not kernels:
             raise Skip("the profiler sees no kernels here")
-        times: Counter[str] = Counter()
+        times, launched = Counter[str](), Counter[str](one.name[:80] for one in kernels)
         for one in kernels:
             times[one.name[:80]] += one.time_range.elapsed_us()
         span = max(one.time_range.end for one in kernels) - min(one.time_range.start for one in kernels)
@@ -111,4 +136,5 @@ def profile(run: Run) -> None:
         if run.on_gpu:
             run.compare(f"{method}: blocks that are no graph", abs(names["cudaGraphLaunch"] - 1), 0, "launches")
             run.compare(f"{method}: waits", waits, 1, "waits")
-        run.findings.send(("facts", {f"microseconds of {method}": dict(times.most_common(12))}))
+        largest = {name: [spent, launched[name]] for name, spent in times.most_common(24)}
+        run.findings.send(("facts", {f"microseconds and launches of {method}": largest}))

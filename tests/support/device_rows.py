@@ -12,9 +12,7 @@ from engines.buffers import size_of, views
 from mtad import block as host
 from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.device import block, launches, tables
-from mtad.device.block import Results
-from mtad.device.rules import Scored
-from mtad.device.tables import Given, Tables, Tree
+from mtad.device.tables import Given, Results, Scored, Tables, Tree
 from mtad.distribution import Distributions
 from mtad.params import DecodingParams
 from runtime.decoder.batch_arrays import BatchArrays
@@ -68,11 +66,13 @@ def block_on_device(
             tokens = launches.draw_level(level, tree, drawn[-1], given, is_end, key.length, CAPACITY).tokens
         finite = ~tree.log_q.isnan().flatten(1).any(1)
         scored = block.select_nodes(tree, given, is_end, key.tree)
-        q = tables.stacked(drawn) if key.reads_draft else None
+        q = tables.stacked(drawn) if key.rules & block.CHAINS else None
     step = block.target_inputs(scored, given, key.length, CAPACITY)
     depths = step.positions - given.committed[:, None] + 1
     p = launches.filtered(logits_after(target, depths, step.tokens), given)
-    return tree, scored, block.decide(scored, p, q, given, finite, key.levels, key.blockwise, key.budget)
+    found = Results.empty(rows, key.levels, "cpu")
+    block.decide(scored, p, q, given, finite, key.rules, found)
+    return tree, scored, found
 
 
 def block_on_host(

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from engines.base import KV_PAGE
 from engines.pytorch import attention_kernels, layer_kernels
 from engines.pytorch.attention import CHUNK, MEMBERS, MIN_SPLIT_COLUMNS, padded, tile
-from mtad.device import filter_kernels, launches, level_kernels
+from mtad.device import cut_kernels, decision_kernels, filter_kernels, launches, level_kernels
 from mtad.device.tables import BLOCK
 
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -40,18 +40,26 @@ CASES = (
 LEVEL = {"WIDTH": 4, "SLOTS": 4, "BEAMS": 4, "FIRST": False}
 LEVEL_CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("scan_tables", 90, {}),
+    ("gather_candidates", 90, {}),
     ("settle_tables", 120, {}),
+    ("weigh_blocks", 90, {}),
+    ("spread", 120, {}),
+    ("emit", 90, {"WEIGHED": False}),
+    ("emit", 120, {"WEIGHED": True}),
     ("draw_level", 90, LEVEL | {"BEAMS": 1, "FIRST": True}),
     ("draw_level", 100, LEVEL | {"WIDTH": 16, "SLOTS": 16, "BEAMS": 16}),
 )
 """Kernel, compute capability times 10, constants that are not a vocabulary's of 128,256 tokens."""
 TYPES = {
-    "*i64": "scratch last tokens ways step_tokens positions write_at committed draft_len width top_k",
-    "*i1": "greedy drafted growing ended mask real_row is_end stops_at_eos",
+    "*i64": "last tokens ways step_tokens positions write_at committed draft_len width top_k places emitted lengths"
+    " paths node parents depths keys lows highs",
+    "*i32": "found",
+    "*i1": "greedy drafted growing ended mask real_row is_end stops_at_eos finite was_finite ancestors",
     "*fp64": "log_q log_confidence",
-    "i32": "row_stride position_stride size chunks level columns capacity",
+    "i32": "row_stride position_stride size chunks level columns capacity nodes wanted parents_row depths_row"
+    " ancestors_row",
 }
-SINGLE = "positions level columns capacity row_stride position_stride chunks"
+SINGLE = "positions level columns capacity chunks nodes wanted parents_row depths_row ancestors_row"
 
 
 def compile_kernel(
@@ -115,8 +123,17 @@ def compile_kernel(
 
 def compile_level(name: str, capability: int, constants: dict[str, Any]) -> dict[str, Any]:
     """Compile as a launch does whose pointers and sizes are multiples of 16."""
-    kernel = getattr(filter_kernels if hasattr(filter_kernels, name) else level_kernels, name)
-    sizes = {"CHUNK": launches.CHUNK, "CHUNKS": 32, "TILE": launches.TILE, "BLOCK": BLOCK, "BLOCKS": 512}
+    modules = filter_kernels, cut_kernels, decision_kernels, level_kernels
+    kernel = next(getattr(module, name) for module in modules if hasattr(module, name))
+    sizes = {
+        "CHUNK": launches.CHUNK,
+        "CHUNKS": 32,
+        "TILE": launches.CANDIDATES,
+        "BLOCK": BLOCK,
+        "BLOCKS": 512,
+        "DEPTHS": 8,
+        "NODES": 16,
+    }
     every: dict[str, Any] = {**sizes, "LEVELS": 4, **constants}
     every["COLUMNS"] = min(launches.COLUMNS, launches.CELLS // every.get("SLOTS", 1))
     kinds = {argument: kind for kind, names in TYPES.items() for argument in names.split()}
@@ -128,7 +145,7 @@ def compile_level(name: str, capability: int, constants: dict[str, Any]) -> dict
         if signature[argument].startswith("*") or (argument not in SINGLE.split() and not argument.isupper())
     }
     every = {key: value for key, value in every.items() if key in kernel.arg_names}
-    count = 16 if name == "settle_tables" else 16 if constants.get("WIDTH", 1) > 16 else 8
+    count = 16 if constants.get("WIDTH", 1) > 16 else 4 if name == "emit" else 8
     source = ASTSource(kernel, signature, every, aligned)
     compiled, seconds = compile_source(source, capability, {"num_warps": count})
     found = {"seconds": seconds, "shared": compiled.metadata.shared, "warps": count, **resources(compiled.asm["cubin"])}

@@ -11,15 +11,17 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.pytorch import attention_kernels, layer_kernels
-from mtad.device import filter_kernels, level_kernels
+from mtad.device import cut_kernels, decision_kernels, filter_kernels, level_kernels
 
 NOTHING = {"empty", "new_empty", "empty_like", "dropout", "device"}
 """Operators that launch no kernel, beside those that return views; a dropout outside training returns its input."""
 KERNELS = {
     attention_kernels: ("attend_split", "combine_splits"),
     layer_kernels: ("rms_norm", "gate", "store_columns"),
-    filter_kernels: ("scan_tables", "settle_tables"),
+    filter_kernels: ("scan_tables", "gather_candidates", "weigh_blocks"),
+    cut_kernels: ("settle_tables",),
     level_kernels: ("draw_level",),
+    decision_kernels: ("spread", "emit"),
 }
 
 

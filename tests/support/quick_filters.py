@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtad.device import launches, tables
+from mtad.device import launches
 from mtad.filters import filter_logits
 from mtad.rows import ROW
 
@@ -21,29 +21,26 @@ _launch = launches.launch
 def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
     """`mtad.device.launches.launch`, but distributions are filtered by `mtad.filters.filter_logits`."""
     with torch._C.DisableTorchFunction():  # a kernel looks into its tensors, and the host does not
-        if kernel == "level.draw_level":
+        if not kernel.startswith(("filter.", "cut.")) or kernel == "filter.weigh_blocks":
             _launch(kernel, grid, arguments, **constants)
-        if kernel == "filter.settle_tables":
+        if kernel == "cut.settle_tables":
             _settle(*(x.numpy() if isinstance(x, Tensor) else x for x in arguments))
 
 
 def _settle(logits: Any, *given: Any) -> None:
-    """`mtad.device.filter_kernels.settle_tables`; what the scan has found is not needed."""
-    _, _, _, _, largest, lowest, last, log_total, log_plain, blocks, greedy, scale, top_k, top_p, min_p, *_ = given
+    """`mtad.device.cut_kernels.settle_tables`; what the kernels before have found is not needed."""
+    largest, lowest, last, log_total, log_plain, scale, top_k, top_p, min_p, *_ = given[7:]
     vocab = logits.shape[2]
     ids, log_p, row = np.empty(vocab, np.int32), np.empty(vocab, np.float32), np.zeros(1, np.dtype((np.record, ROW)))[0]
     for r, s in np.ndindex(logits.shape[:2]):
         own = logits[r, s].astype(np.float32)
         row.temperature, row.top_k, row.top_p, row.min_p = 1 / float(scale[r]), top_k[r], top_p[r], min_p[r]
         count = filter_logits(own, row, ids, log_p)
-        kept, weights = ids[:count], np.zeros(-(-vocab // tables.BLOCK) * tables.BLOCK, np.float32)
+        kept = ids[:count]
         largest[r, s], lowest[r, s] = own.max(), own[kept].min()
         last[r, s] = kept[own[kept] == lowest[r, s]].max(initial=0)
         log_total[r, s] = np.nan if np.isnan(log_p[0]) else -log_p[:count].max()
         log_plain[r, s] = np.log(np.exp(own - own.max()).sum())
-        weights[kept] = np.exp(log_p[:count])
-        each = weights.reshape(-1, tables.BLOCK)
-        blocks[r, s] = each.max(1) if greedy[r] else each.sum(1)
 
 
 @contextmanager

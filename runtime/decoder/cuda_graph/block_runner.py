@@ -17,7 +17,7 @@ from engines.base import Engine
 from engines.buffers import Arena, LruCache, size_of, views
 from engines.capture import MAX_GRAPHS, NoRecorder, Recorder, Uncapturable, Work
 from mtad.device import launches
-from mtad.device.block import Results
+from mtad.device.tables import Results
 from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.buckets import Buckets
@@ -33,8 +33,6 @@ class CudaGraphRunner:
     A batch's bytes are copied into memory that a graph was captured on, the graph is launched, and what the host needs
     comes back in one copy, which it waits for: once per block. A block that cannot be captured runs on the host, and is
     counted.
-
-    CUDA itself: not executed. Tested on other memory with a recorder that replays operations.
 
     Args:
         auxiliary, target: the engines, on one device.

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from engines import base
 from engines.base import Engine
-from engines.buffers import Arena, flatten_tensors, size_of, views
+from engines.buffers import Arena, size_of, views
 from mtad.device import block, launches
-from mtad.device.block import Results
-from mtad.device.tables import Given, Step, Tables, Tree, stacked
+from mtad.device.tables import Given, Results, Step, Tables, Tree, stacked
 from mtad.random import Noise, fill_noise
 from mtad.rows import stack_rows
 from runtime.decoder.block import BlockInput
@@ -27,8 +26,7 @@ class Key(NamedTuple):
         rows, length: rows, padded, and columns of the masks.
         levels, width: D and W, of the largest draft; 0 and 0 where nothing is drafted.
         tree: some row's whole draft is scored.
-        reads_draft, blockwise, budget: some row's rule reads what its tokens were drawn from, verifies by blocks, or
-            does so against a target that it moves.
+        rules: of the rows that draft.
     """
 
     rows: int
@@ -36,9 +34,7 @@ class Key(NamedTuple):
     levels: int
     width: int
     tree: bool
-    reads_draft: bool
-    blockwise: bool
-    budget: bool
+    rules: frozenset[str]
 
     @classmethod
     def of(cls, given: BlockInput, buckets: Buckets) -> Key:
@@ -54,9 +50,7 @@ class Key(NamedTuple):
             levels,
             width,
             tree,
-            any(p.spec.reads_draft for p in drafting),
-            any(p.spec.rule in ("block.block", "budget.budget") for p in drafting),
-            any(p.spec.rule == "budget.budget" for p in drafting),
+            frozenset(p.spec.rule for p in drafting),
         )
 
     @property
@@ -119,18 +113,11 @@ class CapturedBlock:
         self, key: Key, memory: Tensor, auxiliary: Engine, target: Engine, is_end: Tensor, out: Arena, logits: Arena
     ) -> None:
         self._key, self.memory, self._engines, self._is_end = key, memory, (auxiliary, target), is_end
-        rows, levels = key.rows, key.levels
-
-        def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.empty((rows, *sizes), dtype=dtype, device="meta")
-
-        found = Results(
-            *(like(levels + 1), like(levels + 1, dtype=torch.float32), like(), like(levels), like()),
-            *(like(levels + 1, dtype=torch.float32), like(dtype=torch.bool)),
-        )
+        found = Results.empty(key.rows, key.levels, "meta")
         self.out = out.bytes(size_of(found))
         self.results: Results = views(found, self.out)
-        self.logits: Tensor = logits.view_like(like(1 + key.nodes, len(is_end), dtype=torch.float32))
+        shape = key.rows, 1 + key.nodes, len(is_end)
+        self.logits: Tensor = logits.view_like(torch.empty(shape, device="meta"))
         self._keep = torch.arange(max(1 + key.nodes, key.width, 2), device=is_end.device)
 
     def __call__(self) -> None:
@@ -142,17 +129,16 @@ class CapturedBlock:
             tree, drawn = self._draft(given)
             finite = ~tree.log_q.isnan().flatten(1).any(1)
             scored = block.select_nodes(tree, given, self._is_end, key.tree)
-            q = stacked(drawn) if key.reads_draft else None
+            q = stacked(drawn) if key.rules & block.CHAINS else None
         inputs = block.target_inputs(scored, given, key.length, target.spec.capacity)
         logits = self._step(target, inputs, self._keep[: 1 + key.nodes])
         p = launches.filtered(self.logits.copy_(logits), given)
-        results = block.decide(scored, p, q, given, finite, key.levels, key.blockwise, key.budget)
+        block.decide(scored, p, q, given, finite, key.rules, self.results)
         if scored is not None and key.width > 1:
-            of_target, of_auxiliary, to = block.kept_columns(results, scored, given)
+            of_target, of_auxiliary, to = block.kept_columns(self.results, scored, given)
             if key.tree:
                 target.cache.keep(of_target, to)
             auxiliary.cache.keep(of_auxiliary, to)
-        torch._foreach_copy_(flatten_tensors(self.results), flatten_tensors(results))
 
     def _draft(self, given: Given) -> tuple[Tree, list[Tables]]:
         auxiliary, key, drawn = self._engines[0], self._key, []

@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtad.device import block
+from mtad.device import block, launches
+from mtad.device.tables import by_block
+from mtad.filters import filter_logits
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
+from mtad.rows import stack_rows
 from tests.support.device_rows import CAPACITY, COMMITTED, block_on_device, block_on_host, given_of
 
 VOCAB = 300
@@ -105,6 +108,31 @@ def test_mixed_rows_are_drafted_and_decided_as_on_the_host(seed: int, shape: str
     chance = random.Random(seed)
     params = [pick(chance, chance.choice(CAPTURED)) for _ in range(3 if seed < len(SHAPES) else 4)]
     compare(params, *models(shape, seed))
+
+
+@pytest.mark.parametrize("candidates", [4096, 64])
+def test_filters_of_many_chunks_keep_what_the_hosts_keep(candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "CHUNK", 256)
+    monkeypatch.setattr(launches, "CANDIDATES", candidates)  # with few, a settling program reads all logits
+    kinds = (*FILTERS, {"top_k": 40, "top_p": 1.0, "min_p": 0.2}, {"top_k": 300, "top_p": 0.99}, {"top_p": 0.5})
+    params = [DecodingParams(method="sample", temperature=t, **kind) for kind in kinds for t in (0.7, 2.0)]
+    logits = 2 * torch.randn(len(params), 1, 1500, generator=torch.Generator().manual_seed(1)) - 90
+    logits[:, :, 512:768] = -torch.inf  # a chunk of impossible tokens, below a largest logit that is negative
+    logits[:, :, 800:900] = logits[:, :, 900:1000]  # equal ones
+    _, given = given_of(params, 1500)
+    found = launches.filtered(logits, given)
+    rows, ids, log_p = stack_rows(params, 1500), np.empty(1500, np.int32), np.empty(1500, np.float32)
+    for row in range(len(params)):
+        count = filter_logits(logits[row, 0].numpy(), rows[row], ids, log_p)
+        kept = torch.full((1500,), -torch.inf).index_put(
+            (torch.from_numpy(ids[:count]),), torch.from_numpy(log_p[:count])
+        )
+        ours = found.log_prob(
+            torch.zeros(len(params), 1500, dtype=torch.long), torch.arange(1500).expand(len(params), -1)
+        )
+        torch.testing.assert_close(ours[row].float(), kept, atol=1e-4, rtol=0, msg=str(params[row]))
+        masses = by_block(kept.exp()[None])[0].sum(1)
+        torch.testing.assert_close(found.blocks[row, 0], masses, atol=1e-5, rtol=0)
 
 
 def test_rows_whose_logits_are_no_numbers_are_told_from_the_others() -> None:
