@@ -90,8 +90,8 @@ class Step:
         write_at: int64 [R], first KV column written; S columns are written, padding counted.
         mask: bool [R, 1, S, L], the columns each token attends to, explicit always; L <= capacity, multiple of 64.
         keep: int64 [N], which of the S positions need logits; may be empty.
-        drafted: columns right before `write_at` that hold nodes of the same draft, which `mask` may hide from some
-            tokens, of the row with most of them. All columns before those are seen by every token.
+        drafted: for engines with `max_tokens`: columns right before `write_at` that hold nodes of the same draft, which
+            `mask` may hide from some tokens, of the row with most of them. Every token sees all columns before those.
         first_row: cache row of the step's row 0; the step runs over rows first_row .. first_row + R - 1.
         is_prompt: every token sees all before it, whatever the mask says. Such steps have many shapes.
         out: float [R, N, V] of the engine's dtype, where the engine may write the logits (callers go by what `step`
@@ -112,7 +112,8 @@ class Step:
     @property
     def spans(self) -> list[tuple[int, int]]:
         """The columns that each row writes, from and to; reads `write_at`, and so waits for a device."""
-        return [(start, start + self.tokens.shape[1]) for start in self.write_at.tolist()]
+        count = self.tokens.shape[1]
+        return [(start, start + count) for start in self.write_at.tolist()]
 
     @classmethod
     def causal(cls, tokens: Tensor, start: int, capacity: int, keep: Tensor) -> Step:

@@ -26,12 +26,12 @@ class LruCache(OrderedDict[K, V]):
 
     def find(self, key: K, make: Callable[[], V]) -> V:
         """The value under `key`, made now if there is none."""
-        if key not in self:
-            self[key] = make()
+        if (found := self.get(key)) is None:
+            found = self[key] = make()
             if len(self) > self.max_size:
                 self.popitem(last=False)
         self.move_to_end(key)
-        return self[key]
+        return found
 
 
 class Arena:

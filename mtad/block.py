@@ -74,10 +74,13 @@ def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, f
 def select_nodes(rows, levels, trees, is_end, scored):
     """The nodes that the target scores: the whole draft of some rows, the best path of the others.
 
+    Returns how many the row with most of them has.
+
     Args:
         levels: how many levels were drafted; fewer than asked for, if all paths have stopped.
         scored: `ScoredTrees`, written to.
     """
+    most = 0
     for r in range(len(rows)):
         row, tree = rows[r], tree_of(trees, r)
         own = min(levels, row.draft_len)
@@ -86,8 +89,7 @@ def select_nodes(rows, levels, trees, is_end, scored):
         for depth in range(1, scored.bounds.shape[1]):
             scored.bounds[r, depth] = tree.log_q[path[min(depth, length) - 1]] if length else 0.0
         count = tree.starts[own] if row.tree else own
-        scored.counts[r] = count
-        level = 0
+        scored.counts[r], most, level = count, max(most, count), 0
         for at in range(count):
             node = at if row.tree else path[at] if at < length else -1
             while row.tree and node >= tree.starts[level + 1]:
@@ -99,6 +101,7 @@ def select_nodes(rows, levels, trees, is_end, scored):
             scored.tokens[r, at] = token
             scored.drafted[r, at] = node >= 0 and tree.drafted[node]
             scored.ends[r, at] = node >= 0 and row.stops_at_eos and is_end[token]
+    return most
 
 
 @compiled

@@ -108,13 +108,13 @@ def keep_top_k(logits, maxima, top_k, ids):
 @compiled
 def keep_above(logits, maxima, bound, ids):
     """Ids of the logits that are at least `bound`, in order."""
-    kept = 0
+    kept = np.uint64(0)  # so that no index is looked at whether it counts from the end
     for chunk in range(len(maxima)):
         if maxima[chunk] >= bound:
             for at in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(logits))):
                 ids[kept] = at  # overwritten by the next one, unless it counts
-                kept += logits[at] >= bound
-    return kept
+                kept += np.uint64(logits[at] >= bound)
+    return np.int64(kept)
 
 
 @compiled

@@ -49,33 +49,30 @@ class Noise(NamedTuple):
 @compiled
 def fill_noise(keys, noise):
     """Write the numbers of keys uint64 [R, 2], seed and block; each purpose, level and slot has a place of its own."""
-    state = np.empty(1, np.uint64)  # an array, because those wrap around in silence
+    _, levels, slots = noise.draft.shape
+    size = levels * slots
+    places, start = np.empty(2 * size + 1, np.uint64), np.empty(1, np.uint64)  # arrays wrap around in silence
+    for kind in (DRAFT, ACCEPT):
+        for at in range(size):
+            places[kind * size + at] = (kind << 16) + at // slots * 256 + at % slots
+    places[2 * size] = BONUS << 16
+    places *= GAMMA
     for r in range(len(keys)):
-        state[0] = keys[r, 0]
+        start[0] = keys[r, 0]
+        hash_word(start)
+        start += keys[r, 1]
+        hash_word(start)
+        state = places + start
         hash_word(state)
-        state += keys[r, 1]
-        hash_word(state)
-        start = state[0]
-        for level in range(noise.draft.shape[1]):
-            for slot in range(noise.draft.shape[2]):
-                noise.draft[r, level, slot] = number_at(state, start, DRAFT, level, slot)
-                noise.accept[r, level, slot] = number_at(state, start, ACCEPT, level, slot)
-        noise.bonus[r] = number_at(state, start, BONUS, 0, 0)
-
-
-@compiled
-def number_at(state, start, kind, level, slot):
-    """A number from [0, 1), of what follows `start` in SplitMix64's sequence, at a place of its own."""
-    state[0] = (kind << 16) + level * 256 + slot
-    state *= GAMMA
-    state += start
-    hash_word(state)
-    return np.float32(state[0] >> TOP_BITS) * np.float32(2.0**-24)
+        numbers = (state >> TOP_BITS).astype(np.float32) * np.float32(2.0**-24)
+        noise.draft[r] = numbers[:size].reshape(levels, slots)
+        noise.accept[r] = numbers[size : 2 * size].reshape(levels, slots)
+        noise.bonus[r] = numbers[2 * size]
 
 
 @compiled
 def hash_word(state):
-    """Replace a state, uint64 [1], by SplitMix64's number behind it."""
+    """Replace states, uint64 [n], by SplitMix64's numbers behind them."""
     state += GAMMA
     state ^= state >> SHIFTS[0]
     state *= MULTIPLIERS[0]

@@ -82,10 +82,11 @@ def target_inputs(scored, roots, committed, tokens, positions, write_at, mask):
 
 
 @compiled
-def kept_columns(committed, scored, decisions, target, auxiliary, to):
+def kept_columns(drawn_rows, committed, scored, decisions, target, auxiliary, to):
     """Which cache columns the accepted tokens lie in, of both models, and where they belong.
 
     Args:
+        drawn_rows: records, `mtad.rows.ROW` [R], whose `draft_len` is 0 where the auxiliary ran nothing.
         target, auxiliary, to: int64 [R, D], written to; beyond the accepted tokens, columns that stay where they are.
 
     Returns:
@@ -97,9 +98,9 @@ def kept_columns(committed, scored, decisions, target, auxiliary, to):
             to[r, at] = target[r, at] = auxiliary[r, at] = committed[r] + at
             if at < decisions.lengths[r]:
                 node = decisions.paths[r, at]
-                target[r, at], auxiliary[r, at] = committed[r] + node, committed[r] + scored.origins[r, node]
-                target_moves = target_moves or node != at
-                auxiliary_moves = auxiliary_moves or scored.origins[r, node] != at
+                origin = scored.origins[r, node] if drawn_rows[r].draft_len > 0 else at
+                target[r, at], auxiliary[r, at] = committed[r] + node, committed[r] + origin
+                target_moves, auxiliary_moves = target_moves or node != at, auxiliary_moves or origin != at
     return target_moves, auxiliary_moves
 
 
@@ -108,18 +109,17 @@ def move_columns(cache, source, to):
     """Move columns within each row of a cache.
 
     Args:
-        cache: [R, columns, layers, 2, kv_heads, words], changed in place.
+        cache: [R, columns, layers x 2, kv_heads, words], changed in place.
         source, to: int64 [R, D], ascending in each row, with to <= source.
     """
-    _, _, layers, kinds, heads, words = cache.shape
+    _, _, parts, heads, words = cache.shape
     for r in range(len(source)):
         for at in range(source.shape[1]):
             old, new = source[r, at], to[r, at]
-            for layer in range(layers if old != new else 0):
-                for kind in range(kinds):
-                    for head in range(heads):
-                        for word in range(words):
-                            cache[r, new, layer, kind, head, word] = cache[r, old, layer, kind, head, word]
+            for part in range(parts if old != new else 0):
+                for head in range(heads):
+                    for word in range(words):
+                        cache[r, new, part, head, word] = cache[r, old, part, head, word]
 
 
 @compiled

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import torch
-
 from mtad.errors import Failed
 from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput, BlockRunner
@@ -75,7 +73,6 @@ class DecodingLoop:
         self._ended: list[Request] = []
         self._catch_up_seconds = 0.0
 
-    @torch.inference_mode()
     def step(self) -> list[Request]:
         """Prefill the prompts of requests that join, then run one block of every running one.
 

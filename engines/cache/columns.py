@@ -56,13 +56,12 @@ class ColumnCache(KvCache):
             a copy of its rows for it to run on, which `write_back` takes, where others have far more columns than it
             needs; None where it runs on the rows themselves.
         """
-        spans, rows = step.spans, range(step.first_row, step.first_row + len(step.tokens))
-        self._mark_used(spans, step.first_row)
+        self._mark_used(spans := step.spans, step.first_row)
         end = max(step.mask.shape[3], *(end for _, end in spans))  # padding may be written behind the mask
-        columns, others = mask_length(end, self.capacity), [n for at, n in enumerate(self._used) if at not in rows]
-        if max(others, default=0) <= columns:
+        columns = mask_length(end, self.capacity)
+        if max(self._used) <= columns:
             self._lay_out(columns)
-        elif len(rows) * columns <= MAX_COPIED * self.rows * self.kv.shape[4]:
+        elif len(spans) * columns <= MAX_COPIED * self.rows * self.kv.shape[4]:
             own = self.of(step)[..., :columns, :]
             copy: Tensor = self._copy.view_like(torch.empty(own.shape, dtype=own.dtype, device="meta"))
             return copy.copy_(own)
@@ -102,7 +101,8 @@ class ColumnCache(KvCache):
 
     def _mark_used(self, spans: Sequence[tuple[int, int]], first_row: int) -> None:
         for row, (_, end) in enumerate(spans, first_row):
-            self._clear_if_unused(row)
+            if not self._used[row]:
+                self._clear_if_unused(row)
             self._used[row] = end
 
     def _clear_if_unused(self, row: int) -> None:
@@ -151,7 +151,7 @@ def column_mover(kv: Tensor) -> Callable[[Tensor, Tensor], None]:
         return partial(index_columns, kv)
     from mtad import step_inputs  # numba is imported where a model runs, not where its folder is read
 
-    words = kv.permute(2, 4, 0, 1, 3, 5).view(torch.int64).numpy()
+    words = kv.flatten(0, 1).permute(1, 3, 0, 2, 4).view(torch.int64).numpy()
     return lambda source, to: step_inputs.move_columns(words, source.numpy(), to.numpy())
 
 

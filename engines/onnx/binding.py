@@ -82,19 +82,19 @@ class Binding:
 
     def input(self, name: str, tensor: Tensor) -> None:
         """Read `name` from `tensor`."""
-        self._bind(self._binding.bind_input, name, tensor)
+        if self._bound.get(name) is not tensor:
+            self._bind(self._binding.bind_input, name, tensor)
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Write `name` to `tensor`, contiguous."""
-        assert tensor.is_contiguous(), name
-        self._bind(self._binding.bind_output, name, tensor)
+        if self._bound.get(name) is not tensor:
+            assert tensor.is_contiguous(), name
+            self._bind(self._binding.bind_output, name, tensor)
 
     def run(self, options: ort.RunOptions | None = None) -> None:
         self._session.run_with_iobinding(self._binding, options)
 
     def _bind(self, bind: Callable[..., None], name: str, tensor: Tensor) -> None:
-        if self._bound.get(name) is tensor:
-            return
         kept = self._bound[name] = tensor.contiguous()  # a copy, made anew each time, unless it is contiguous
         # an empty tensor (a prefill keeps no logits) has no address, and the binding refuses a null one
         address = kept.data_ptr() or _NOT_NULL.ctypes.data

@@ -90,33 +90,32 @@ class OnnxRuntimeEngine(Engine):
     def step(self, step: Step) -> Tensor:
         if self._stream is not None:
             return self._on_gpu(step, self._stream).to(step.tokens.device)
-        return self._on_packed(step) if self._packed else self._on_host(step, self.cache.of(step))
+        return self._on_packed(step) if self._packed else self._on_host(step, self.cache.kv, step.first_row)
 
     def _on_packed(self, step: Step) -> Tensor:
         """Run a step on rows of a packed cache; its mask has as many columns as they have."""
         copy = self.cache.prepare(step)
-        rows = self.cache.of(step) if copy is None else copy
-        length, columns = step.mask.shape[3], rows.shape[4]
+        cache, first_row = (self.cache.kv, step.first_row) if copy is None else (copy, 0)
+        length, columns = step.mask.shape[3], cache.shape[4]
         if length != columns:
             mask = self._mask.view_like(torch.empty(*step.mask.shape[:3], columns, dtype=torch.bool, device="meta"))
             mask[..., :length], mask[..., length:] = step.mask, False
             step = replace(step, mask=mask)
-        logits = self._on_host(step, rows)
+        logits = self._on_host(step, cache, first_row)
         if copy is not None:
             self.cache.write_back(step, copy)
         return logits
 
-    def _on_host(self, step: Step, cache: Tensor) -> Tensor:
-        logits = step.out
+    def _on_host(self, step: Step, cache: Tensor, first_row: int) -> Tensor:
+        """Run a step on the rows of a cache from `first_row` on."""
+        logits, rows = step.out, len(step.tokens)
         if logits is None:
-            shape = step.tokens.shape[0], step.keep.shape[0], self.spec.vocab_size
+            shape = rows, step.keep.shape[0], self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype)
-            binding = self._bind_cache(cache)
-        else:  # it comes again
-            addresses = step.tokens.data_ptr(), step.mask.data_ptr(), logits.data_ptr()
-            sizes = *step.tokens.shape, step.mask.shape[3], step.keep.shape[0]
-            key = (*addresses, *sizes, cache.data_ptr(), cache.shape[4])
-            binding = self._bindings.find(key, lambda: self._bind_cache(cache))
+            binding = self._bind_cache(cache[:, :, first_row : first_row + rows])
+        else:  # it comes again; what differs by then is bound anew
+            key = id(logits), rows, first_row, cache.data_ptr(), cache.shape[4]
+            binding = self._bindings.find(key, lambda: self._bind_cache(cache[:, :, first_row : first_row + rows]))
         self._run(step, logits, binding)
         return logits
 

@@ -135,7 +135,7 @@ class EngineRole:
 
     def keep(self, source: Tensor, to: Tensor) -> None:
         """Commit accepted nodes of rows 0 .. R - 1, see `engines.cache.base.KvCache.keep`; given on the host."""
-        if self.engine.device.type != "cpu":
+        if self._recorder:
             source, to = source.to(self.engine.device), to.to(self.engine.device)
         self.engine.cache.keep(source, to)
 
@@ -183,7 +183,7 @@ class EngineRole:
         Args:
             drafted: nodes of the same draft in the columns right before, see `engines.base.Step`.
         """
-        if self.engine.max_tokens is None and self._recorder:
+        if self.engine.max_tokens is None:
             drafted = 0  # such engines' steps are the same, so one graph serves all levels
         step = replace(inputs.step, drafted=drafted) if drafted else inputs.step
         if self._recorder and inputs.device and inputs.logits is not None:

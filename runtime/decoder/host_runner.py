@@ -22,8 +22,9 @@ from torch import Tensor
 
 from engines.placement import cores
 from mtad import block, lookup, step_inputs
-from mtad.batch import Decisions, ScoredTrees, Trees
+from mtad.batch import ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
+from mtad.draft import Ints
 from mtad.params import DecodingParams
 from mtad.random import fill_noise
 from runtime.constraints.adjust import Constraints
@@ -66,15 +67,14 @@ class HostRunner:
             self._arrays = BatchArrays(given.params, self.target.vocab_size)
         arrays, committed, last_two = self._arrays, np.array(given.committed), np.array(given.last_two)
         decisions, noise = arrays.decisions, arrays.noise
-        decisions.finite[:] = True
+        decisions.finite.fill(True)
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
         constraints, longest = Constraints.of(given.constraints), max(given.committed)
-        levels = self._draft_looked_up(arrays, given.drafts) if arrays.looked_up.any() else 0
-        if arrays.drawn_rows["draft_len"].any():
+        levels = self._draft_looked_up(arrays, given.drafts) if arrays.looks_up else 0
+        if arrays.level_starts[-1]:
             levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
         drafted = time.perf_counter()
-        self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored := arrays.scored)
-        nodes = int(scored.counts.max())
+        nodes = self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored := arrays.scored)
         inputs = self.target.inputs(len(committed), 1 + nodes, longest + nodes)
         self._call.target_inputs(scored, last_two[:, 1], committed, *inputs.arrays)
         logits = self.target.run(inputs)
@@ -86,13 +86,12 @@ class HostRunner:
             adjusted = constraints.adjust(logits, *_paths(scored, after, arrays.draft_len))
         own = arrays.rows, arrays.trees, scored, adjusted, logits, arrays.q, noise.accept, noise.bonus, decisions
         self._share(self._call.decide, adjusted, *own)
-        moves = self._call.kept_columns(committed, scored, decisions, *arrays.columns_written)
+        moves = self._call.kept_columns(arrays.drawn_rows, committed, scored, decisions, *arrays.columns_written)
         if moves[0]:
             self.target.keep(arrays.columns[0], arrays.columns[2])
-        if moves[1] and not arrays.looked_up.all():  # the draft's last level was never run, and is run by the next
-            arrays.columns_written[1][arrays.looked_up] = arrays.columns_written[2][arrays.looked_up]  # ran nothing
+        if moves[1]:  # the draft's last level was never run, and is run by the next
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
-        return _outcome(given, arrays.trees, scored, decisions, logits, (began, drafted, scored_at))
+        return _outcome(given, arrays, logits, (began, drafted, scored_at))
 
     def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[Sequence[int]]]) -> int:
         """Let what was looked up be the drafts of its rows; returns the length of the longest one."""
@@ -104,27 +103,22 @@ class HostRunner:
         return int(self._call.draft_looked_up(*given))
 
     def _draft(
-        self,
-        arrays: BatchArrays,
-        last_two: npt.NDArray[np.int64],
-        committed: npt.NDArray[np.int64],
-        longest: int,
-        constraints: Constraints | None,
+        self, arrays: BatchArrays, last_two: Ints, committed: Ints, longest: int, constraints: Constraints | None
     ) -> int:
         """Draft level by level, until no path goes on; returns how many levels there are."""
         rows, trees, count = arrays.drawn_rows, arrays.drawn_trees, len(committed)
+        others = arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
         end = longest + arrays.draft_len * arrays.width
         inputs = self.auxiliary.inputs(count, 2, end, 1)
         self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
-            logits = self.auxiliary.run(inputs, int(trees.starts[:, max(level - 1, 0)].max()))
+            logits = self.auxiliary.run(inputs, arrays.level_starts[max(level - 1, 0)])
             if constraints:
                 first = trees.starts[:, max(level - 1, 0)] if level else np.full(count, -1)
                 after = first[:, None] + np.arange(logits.shape[1])
                 after[after >= trees.starts[:, level, None]] = -1
                 logits = constraints.adjust(logits, *_paths(trees, after, level))
-            own = rows, level, trees, logits, arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
-            if not self._share(self._call.draft_levels, logits, *own):
+            if not self._share(self._call.draft_levels, logits, rows, level, trees, logits, *others):
                 break
             if level == 0:
                 inputs = self.auxiliary.inputs(count, arrays.width, end)
@@ -134,9 +128,9 @@ class HostRunner:
     def _share(self, work: Callable[..., Any], logits: Floats, *arguments: Any) -> bool:
         """Whether work(first, last, ...) says so of some rows: on several threads where the step has many logits."""
         rows = len(logits)
-        parts = min(self._threads, rows) if logits.size >= WORTH_THREADS else 1
-        if parts == 1:
+        if logits.size < WORTH_THREADS or 1 in (rows, self._threads):
             return bool(work(0, rows, *arguments))
+        parts = min(self._threads, rows)
         self._pool = self._pool or ThreadPoolExecutor(self._threads, "rules")
         edges = [rows * part // parts for part in range(parts + 1)]
         futures = [self._pool.submit(work, low, high, *arguments) for low, high in itertools.pairwise(edges[1:])]
@@ -170,7 +164,7 @@ def _call_all() -> SimpleNamespace:
     inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
     end, committed, noise = np.zeros(vocab, np.bool_), np.array([3, 3]), arrays.noise
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
-    step_inputs.move_columns(np.zeros((2, 8, 2, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
+    step_inputs.move_columns(np.zeros((2, 8, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
     _paths(scored, np.full((2, 2), -1), 2)
     drafts = np.zeros((2, 1, 1), np.int64)
     lookup.look_up(tokens[0], 5, drafts[0])
@@ -184,26 +178,19 @@ def _call_all() -> SimpleNamespace:
         select_nodes=entry_of(block.select_nodes, rows, 1, trees, end, scored),
         target_inputs=entry_of(step_inputs.target_inputs, scored, last_two[:, 1], committed, *inputs),
         decide=entry_of(block.decide, 0, 2, rows, *judged),
-        kept_columns=entry_of(step_inputs.kept_columns, committed, scored, decisions, *columns),
+        kept_columns=entry_of(step_inputs.kept_columns, rows, committed, scored, decisions, *columns),
     )
 
 
-def _paths(of: Trees | ScoredTrees, nodes: npt.NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
+def _paths(of: Trees | ScoredTrees, nodes: Ints, length: int) -> tuple[Tensor, Tensor]:
     """The drafted tokens from the root to each of some nodes [R, S], `mtad.constrain.Paths`."""
     tokens, valid = np.zeros((*nodes.shape, length), np.int64), np.zeros((*nodes.shape, length), np.bool_)
     step_inputs.node_paths(of.parents, of.tokens, of.drafted, nodes, tokens, valid)
     return torch.from_numpy(tokens), torch.from_numpy(valid)
 
 
-def _outcome(
-    given: BlockInput,
-    trees: Trees,
-    scored: ScoredTrees,
-    decisions: Decisions,
-    logits: Floats,
-    times: tuple[float, float, float],
-) -> Block:
-    lengths = decisions.lengths.tolist()
+def _outcome(given: BlockInput, arrays: BatchArrays, logits: Floats, times: tuple[float, float, float]) -> Block:
+    scored, decisions, lengths = arrays.scored, arrays.decisions, arrays.decisions.lengths.tolist()
     tokens = [own[: count + 1] for own, count in zip(decisions.tokens.tolist(), lengths, strict=True)]
     log_probs = [own[: count + 1] for own, count in zip(decisions.log_probs.tolist(), lengths, strict=True)]
 
@@ -214,7 +201,8 @@ def _outcome(
     details: list[list[TokenDetails]] = [[] for _ in tokens]
     for row, params in enumerate(given.params):
         if params.draft_details and decisions.finite[row]:
-            details[row] = details_of(row, trees, scored, decisions.paths[row, : lengths[row]].tolist(), logits[row])
+            path = decisions.paths[row, : lengths[row]].tolist()
+            details[row] = details_of(row, arrays.trees, scored, path, logits[row])
     return Block(
         given,
         tokens,

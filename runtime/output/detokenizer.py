@@ -17,17 +17,17 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, eos: frozenset[int], params: DecodingParams) -> None:
         self._tokenizer, self._eos = tokenizer, frozenset() if params.ignore_eos else eos
-        self._stop_tokens, self._skip = frozenset(params.stop_token_ids), params.skip_special_tokens
+        self._stop_tokens, self._stops = frozenset(params.stop_token_ids), params.stop_strings
+        self._skip = params.skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._decoded = 0
 
-    def append(self, request: Request, tokens: list[int], log_probs: list[float]) -> FinishReason | None:
+    def append(self, request: Request, tokens: list[int]) -> FinishReason | None:
         """Add tokens to `request` up to the one that its text ends with, if any; return the reason then."""
-        params, known = request.params, request.tokens
-        for token, log_prob in zip(tokens, log_probs, strict=True):
-            early = len(known) + 1 < params.min_tokens
+        known, least, most = request.tokens, request.params.min_tokens, request.max_tokens
+        for token in tokens:
+            early = len(known) + 1 < least
             known.append(token)
-            request.log_probs.append(log_prob)
             request.offsets.append(len(request.text))
             if token in self._eos or (token in self._stop_tokens and not early):
                 self._flush(request, known[:-1])
@@ -36,7 +36,7 @@ class Detokenizer:
                 self._decoded = len(known)
                 if self._add(request, piece, early):
                     return "stop"
-            if len(known) >= request.max_tokens:
+            if len(known) >= most:
                 return "stop" if self._flush(request, known) else "length"
         return None
 
@@ -52,9 +52,12 @@ class Detokenizer:
 
     def _add(self, request: Request, piece: str, early: bool = False) -> bool:
         """Add to the text; cut it at the earliest stop string that this completes, unless it is too early."""
-        before, stops = len(request.text), request.params.stop_strings
+        before, stops = len(request.text), self._stops
         text = request.text = request.text + piece
-        request.stable = len(text) - max((_begun(text, stop) for stop in stops), default=0)
+        request.stable = len(text)
+        if not stops:
+            return False
+        request.stable -= max(_begun(text, stop) for stop in stops)
         found = [at for stop in stops if (at := text.find(stop, max(0, before - len(stop) + 1))) >= 0]
         if early or not found:
             return False

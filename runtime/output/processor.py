@@ -126,12 +126,13 @@ class OutputProcessor:
         if request.thoughts:
             forced = self._read_thoughts(request, request.thoughts, row, block)
             accepted = min(accepted, len(block.tokens[row]) - forced)
-        before, tokens, log_probs = len(request.tokens), block.tokens[row], block.log_probs[row]
-        wanted = request.params.top_logprobs
+        before, wanted = len(request.tokens), request.params.top_logprobs
         top = _top_tokens(block.logits_of(row), wanted) if wanted else []
-        request.finish_reason = self._detokenizers[request.id].append(request, tokens, log_probs)
-        request.top_log_probs += top[: len(request.tokens) - before]
-        request.details += block.details[row][: len(request.tokens) - before]
+        request.finish_reason = self._detokenizers[request.id].append(request, block.tokens[row])
+        count = len(request.tokens) - before
+        request.log_probs += block.log_probs[row][:count]
+        request.top_log_probs += top[:count]
+        request.details += block.details[row][:count]
         request.target_cached = request.committed - 1
         request.blocks += 1
         if request.id in self._constraints:

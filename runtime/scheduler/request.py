@@ -58,13 +58,13 @@ class Acceptance:
 
     def add(self, accepted: int, drafted: int) -> None:
         """Learn from a draft; tokens behind the first rejected one say nothing."""
+        counts, tried, kept = self.accepted, self.tried, 1 - 1 / RECENT
         for place in range(min(accepted + 1, drafted)):
-            if place == len(self.tried):
-                self.accepted.append(0.0)
-                self.tried.append(0.0)
-            kept = 1 - 1 / RECENT
-            self.accepted[place] = kept * self.accepted[place] + (place < accepted)
-            self.tried[place] = kept * self.tried[place] + 1
+            if place == len(tried):
+                counts.append(0.0)
+                tried.append(0.0)
+            counts[place] = kept * counts[place] + (place < accepted)
+            tried[place] = kept * tried[place] + 1
 
     def rates(self, longest: int) -> list[float]:
         """Of the first `longest` places."""

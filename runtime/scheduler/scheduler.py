@@ -162,7 +162,7 @@ class Scheduler:
     def counts(self) -> tuple[int, int]:
         """Requests that hold a row, and requests that wait."""
         with self._lock:
-            return len(self.holders), self._count()
+            return len(self.running) + (self.joining is not None), self._count()
 
     @property
     def waiting(self) -> list[Request]:
@@ -191,7 +191,8 @@ class Scheduler:
             prompt_tokens: tokens of prompts that the step prefills at most.
             is_drafted: whether a request's prompt is prefilled in the auxiliary's cache as well.
         """
-        pieces, left = list[PromptPiece](), prompt_tokens
+        pieces: list[PromptPiece] = []
+        left = prompt_tokens
         for row, one in enumerate(self.running):
             if one.target_cached < one.committed - 1:  # a step was interrupted before it had prefilled it
                 pieces.append(PromptPiece(one, row, one.committed - 1, is_drafted(one)))

@@ -69,26 +69,27 @@ class Lookups:
 
     def find(self, requests: Sequence[Request]) -> list[Draft]:
         """What the next block drafts for each request without asking the auxiliary."""
-        drafts, timed = list[Draft](), dict[int, Text]()
+        drafts: list[Draft] = [[] for _ in requests]
+        timed: dict[int, Text] = {}
         for row, request in enumerate(requests):
-            params, draft = request.part_params, Draft()
-            if params.looks_up:
+            if (params := request.part_params).looks_up:
                 text = request.looked_up = request.looked_up or self._text(request)
                 longest = self._lengths[-1] if params.draft_len == "auto" else min(params.draft_len, self._longest)
                 width = math.prod(params.branching[:longest]) if params.form == "branches" else params.draft_width
                 text.look_up(request, min(width, MOST) if params.spec.tree else 1, longest)
-                draft = text.found
+                drafts[row] = draft = text.found
                 if params.draft_len == "auto" and draft and request.params.timed:
                     text.acceptance.usual, timed[row] = self._usual, text
                 elif params.draft_len == "auto":
                     costs = [1 + self._node * length * len(draft) for length in self._lengths]
-                    draft = _cut(draft, self._best([text], 1, costs))
+                    drafts[row] = _cut(draft, self._best([text], 1, costs))
             elif request.looked_up:
                 request.looked_up.found = []
-            drafts.append(draft)
-        auxiliary_runs = any(request.part_params.uses_model for request in requests)
-        length = self._common_length(len(requests), list(timed.values()), auxiliary_runs) if timed else 0
-        return [_cut(draft, length) if row in timed else draft for row, draft in enumerate(drafts)]
+        if timed:
+            auxiliary_runs = any(request.part_params.uses_model for request in requests)
+            length = self._common_length(len(requests), list(timed.values()), auxiliary_runs)
+            drafts = [_cut(draft, length) if row in timed else draft for row, draft in enumerate(drafts)]
+        return drafts
 
     def observe(
         self,

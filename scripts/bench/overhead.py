@@ -34,6 +34,7 @@ from scripts.results import Rows
 
 ROUNDS, WARM_UP, BLOCKS = 4, 4, 15
 """In which all cases take turns; blocks of each turn that are not timed, and that are."""
+DRAFT_LEN = 4  # automatic drafts would have other lengths after other prompts
 FILTERS: dict[str, dict[str, Any]] = {
     ", top_k 10, top_p 0.9": {"top_k": 10, "top_p": 0.9},
     ", top_p 0.9": {"top_k": 0, "top_p": 0.9},
@@ -107,7 +108,7 @@ def run(options: Namespace) -> dict[str, Any]:
         longest = min(400, llm.loop.scheduler.room_for_tokens - length)
         params = DecodingParams(method, ignore_eos=True, max_tokens=longest, draft_confidence=0.0, **filters[name])
         for row in range(rows):
-            llm.add(text[row * 500 : row * 500 + length], replace(params, seed=row))
+            llm.add(text[row * 500 : row * 500 + length], replace(params, seed=row, draft_len=DRAFT_LEN))
         while len(llm.loop.scheduler.running) < rows:  # turns that store prompts as well
             llm.step()
         for block in range(WARM_UP + blocks):

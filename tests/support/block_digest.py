@@ -75,7 +75,7 @@ def run_block(params: list[DecodingParams], kind: str, seed: int) -> tuple[str, 
     draft = trees, scored, logits, logits, q
     block.decide(0, rows, layout.rows, *draft, noise.accept, noise.bonus, decisions)
     columns = np.zeros((3, rows, layout.draft_len), np.int64)
-    step_inputs.kept_columns(committed, scored, decisions, *columns)
+    step_inputs.kept_columns(layout.rows, committed, scored, decisions, *columns)
     floats = trees.log_q, decisions.log_probs  # libraries' logarithms differ in the last bits
     rounded = [np.round(np.nan_to_num(x, neginf=-1e3), 4) + 0.0 for x in floats]
     whole = trees.tokens, trees.parents, trees.drafted, trees.ended, scored.origins[:, :nodes]

@@ -92,6 +92,7 @@ class CudaGraphRunner:
                 return "details of drafts are read on the host"
         return self.problem or self._refused.get(Key.of(given, self._buckets))
 
+    @torch.inference_mode()
     def run(self, given: BlockInput) -> Block:
         """Run a block: by its graph, captured now if it is the first of its kind, or on the host."""
         began, reason = time.perf_counter(), self.eager_reason(given)
@@ -113,7 +114,6 @@ class CudaGraphRunner:
             return self._host.run(given)
         return _outcome(read, given, block.logits, (began, launched, time.perf_counter()))
 
-    @torch.inference_mode()
     def prepare(self, params: Sequence[DecodingParams]) -> None:
         """Capture blocks of these parameters for every bucket of rows and masks, largest first, and keep them all.
 

@@ -42,7 +42,7 @@ def run(
     stream = Detokenizer(tokenizer, ends, request.params)
     texts = []
     for token in tokens:
-        reason = stream.append(request, [token], [-1.0])
+        reason = stream.append(request, [token])
         texts.append(request.text[: request.stable])
         if reason:
             return request, texts, reason
