@@ -42,6 +42,9 @@ class Client(NamedTuple):
 class Guard:
     """ASGI middleware.
 
+    However many requests arrive at once, each turn of the event loop begins one of them, so that turns stay short for
+    the streams that run. A question for health does not line up.
+
     Args:
         responded: called with the path and status of each response.
     """
@@ -49,6 +52,7 @@ class Guard:
     def __init__(self, app: ASGIApp, options: ServerOptions, responded: Callable[[str, int], None]) -> None:
         self._app, self._options, self._responded = app, options, responded
         self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
+        self._one_per_turn = asyncio.Lock()
         self._body_bytes = 0  # bytes of bodies whose requests have not ended
         self._hosts = {name.lower() for name in (*options.allowed_hosts, "localhost", socket.gethostname())}
 
@@ -70,6 +74,9 @@ class Guard:
             headers = Headers(scope=scope)
             if CLIENT not in scope:  # of a replica, the gateway has checked it
                 scope[CLIENT] = self._client(scope, headers)
+            if scope["path"] != "/health":
+                async with self._one_per_turn:
+                    await asyncio.sleep(0)
             await self._app(scope, self._limited(headers, receive, received), counted)
         except ClientDisconnect:
             pass  # the client left while it was still sending, and cannot be answered

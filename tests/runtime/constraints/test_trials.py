@@ -58,6 +58,11 @@ def pid(trials: Trials) -> int:
     return trials._process.pid
 
 
+def test_a_trial_leaves_the_processor_to_the_engine(patient: Trials) -> None:
+    patient.run("grammar", 'start: "a"')
+    assert os.getpriority(os.PRIO_PROCESS, pid(patient)) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+
+
 def children(process: int) -> list[str]:
     return Path(f"/proc/{process}/task/{process}/children").read_text().split()
 

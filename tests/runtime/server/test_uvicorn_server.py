@@ -1,18 +1,22 @@
-"""Memory of a server: what was freed goes back to the system, and what is no longer referred to is soon freed."""
+"""A server's memory goes back to the system and is soon freed; its event loop has short turns."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import unittest.mock
 import weakref
 from pathlib import Path
 
 import pytest
 from starlette import applications
+from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from runtime.server import uvicorn_server
 from runtime.server.bodies import REST_RATIO
+from runtime.server.middleware import Guard
+from runtime.server.options import ServerOptions
 from tests.support.waiting import until
 
 
@@ -86,3 +90,21 @@ def test_connections_that_take_long_to_read_rest_one_after_the_other() -> None:
     first, second, third = asyncio.run(seconds_of_rest())
     assert first < second < third
     assert third > 3 * REST_RATIO * uvicorn_server.LONG_READ
+
+
+async def test_each_turn_of_the_event_loop_begins_one_request() -> None:
+    turn, begun = 0, list[int]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(turn)
+
+    async def count() -> None:
+        nonlocal turn
+        while len(begun) < 20:
+            turn += 1
+            await asyncio.sleep(0)
+
+    guard, scope = Guard(app, ServerOptions("m"), lambda *_: None), {"type": "http", "path": "/metrics", "headers": []}
+    requests = (guard(dict(scope), unittest.mock.AsyncMock(), unittest.mock.AsyncMock()) for _ in range(20))
+    await asyncio.gather(count(), *requests)
+    assert len(set(begun)) == 20
