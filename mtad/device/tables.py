@@ -165,11 +165,6 @@ class Tables(NamedTuple):
     last: Tensor
     blocks: Tensor
 
-    @property
-    def bad(self) -> Tensor:
-        """Which logits are no distribution, bool [R, S]."""
-        return self.numbers[2].isnan()
-
     def log_prob(self, at: Tensor, tokens: Tensor) -> Tensor:
         """Log-probability of tokens [R, M] at positions `at` [R, M], float64; -inf where the filter removed them."""
         logits = self.logits[torch.arange(len(at), device=at.device)[:, None], at, tokens].float()
