@@ -19,8 +19,8 @@ def shown(value: object) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line that an exception's text has, or the exception's name where it has none."""
+def first_line(error: object) -> str:
+    """The first line that the text of an exception, or of a library, has; the exception's name where it has none."""
     return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
 
 
