@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, read_text
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer, print_figures, waiting
-from runtime.config import RuntimeConfig, read_text, use_torch
+from runtime.config import RuntimeConfig, use_torch
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM

@@ -12,11 +12,11 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engines.memory import parse_bytes
-from mtad.errors import InvalidInput, imported
+from mtad.errors import InvalidInput, imported, read_text
 from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, find_pair
 from runtime.commands.terminal import waiting
-from runtime.config import RuntimeConfig, read_text, use_torch
+from runtime.config import RuntimeConfig, use_torch
 from runtime.server.options import ClusterOptions, ServerOptions
 
 log = logging.getLogger(__name__)
