@@ -40,7 +40,6 @@ class Pair:
         vocab_size: token ids of the target, and of what it is given.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
-        threads: CPU threads of each engine.
         costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
@@ -55,7 +54,6 @@ class Pair:
     eos: tuple[int, ...]
     weights: int
     defaults: DecodingParams
-    threads: int
     costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
 
@@ -169,7 +167,6 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
         defaults=_read_defaults(values["defaults"] | values["tuned"]),
-        threads=placement.threads,
         costs=costs,
         runs_on=runs_on,
     )
