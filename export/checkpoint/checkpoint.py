@@ -34,12 +34,7 @@ from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet
 from export.checkpoint.packed import Packing
 from export.checkpoint.vocabulary import within
-from export.checkpoint.weights import (
-    Weights,
-    empty_model,
-    model_weights,
-    stored_weights,
-)
+from export.checkpoint.weights import Weights, empty_model, stored_weights
 from mtad.errors import InvalidInput, refused_as
 from mtad.params import SAMPLING, DecodingParams
 
@@ -158,9 +153,9 @@ class Checkpoint:
         found = None if self.file or self.adapter else self._stored()
         if found is not None:
             return found
-        loaded = self.load(torch.float32 if self.file or self.adapter else "auto")
+        loaded: dict[str, torch.Tensor] = self.load(torch.float32 if self.file or self.adapter else "auto").state_dict()
         log.warning("%s: these weights are converted while they are loaded, all at once", self.name)
-        return model_weights(loaded)
+        return loaded.__getitem__
 
     def _stored(self) -> Weights | None:
         """Its weights as its files have them; None if transformers has to convert them.

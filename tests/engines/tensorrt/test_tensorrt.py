@@ -27,7 +27,6 @@ from engines.onnx.engine import OnnxRuntimeEngine
 from engines.pytorch.hook import cache_shape
 from engines.tensorrt.engine import load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
-from export.checkpoint.weights import model_weights
 from export.onnx.graph import write_graph
 from export.onnx.widen import write_widened
 from export.options import ExportOptions
@@ -65,7 +64,7 @@ def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     def make(family: str, attention: str, dtype: torch.dtype) -> Made:
         model, spec = tiny(family, dtype)
         spec, path = replace(spec, format="tensorrt-rtx", attention=attention), tmp_path_factory.mktemp(family)
-        write_graph(model, model_weights(model), spec, path / "model.onnx")
+        write_graph(model, model.state_dict().__getitem__, spec, path / "model.onnx")
         return model, spec, path / "model.onnx"
 
     return make
