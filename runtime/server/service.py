@@ -49,7 +49,7 @@ class Service:
     def __init__(self, engine: AsyncLLM, options: ServerOptions) -> None:
         self.engine, self.options = engine, options
         pair = engine.llm.pair
-        self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
+        self._names = TokenNames(pair.tokenizer.backend_tokenizer, engine.llm.grammars)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
         self._bodies, self._answers, self._scrapes = RestingThread(), RestingThread(), RestingThread()
@@ -145,7 +145,7 @@ class Service:
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
         prompts = await self._prompts(request, body)
         if body.alternatives is not None or params.prompt_logprobs is not None or params.draft_details:
-            await asyncio.to_thread(self._names.prepare)
+            await asyncio.to_thread(self.engine.llm.grammars.prepare)
         texts = prompts
         if params.prompt_logprobs is not None:
             prompts = [await self._tokenized(prompt) for prompt in prompts]

@@ -25,8 +25,8 @@ class TritonTensor:
         dims: without the batch dimension; -1 is any.
         role: of an input: part of the prompt, a field of `DecodingParams`, a setting of the answer, or one of
             TensorRT-LLM's that is taken at the values that change nothing and refused at others. `end` must be an
-            end-of-sequence token of the pair's; `padding` is a token id that is never needed; `drafted` is TensorRT-LLM's
-            name for `draft_len`, of which 0 drafts nothing.
+            end-of-sequence token of the pair's; `padding` is a token id that is never needed; `drafted` is what
+            TensorRT-LLM calls `draft_len`, of which 0 drafts nothing.
         field: what it sets.
         neutral: of a neutral input: values that change nothing.
         problem: of a neutral input: why other values are refused.
