@@ -44,7 +44,7 @@ class ParallelEngine(Engine):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker.engine.spec, ParallelCache(worker))
         self.weights, self._run = worker.weights, worker.call_on_all_ranks
-        self._stop = weakref.finalize(self, worker.stop)  # at the latest when the interpreter ends
+        weakref.finalize(self, worker.stop)  # at the latest when the interpreter ends
 
     def step(self, step: Step) -> Tensor:
         self.cache.reserve(step.spans, step.first_row)
@@ -55,10 +55,6 @@ class ParallelEngine(Engine):
         parts = step.tokens, step.positions, step.write_at, step.mask, step.keep, step.first_row
         logits: Tensor = self._run("enqueue", *parts)
         return logits
-
-    def close(self) -> None:
-        """End the other ranks; the engine cannot be used any more."""
-        self._stop()
 
 
 class ParallelCache(KvCache):
