@@ -109,7 +109,7 @@ def main() -> None:
         from runtime.server.service import Service
 
         use_torch()
-    if not keys and not is_loopback(options.host):
+    if not keys and not ip_address(bound.getsockname()[0]).is_loopback:
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     if options.chat_template:
         template = read_template(options.chat_template, open_tokenizer(folder / "target"))
@@ -146,11 +146,3 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
             raise InvalidInput("api-key-file", str(file), "holds no key; give one per line")
         found += keys
     return tuple(found)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
