@@ -180,11 +180,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
 
 
 def _check_memory(wanted: Memory) -> None:
-    """Refuse rows that this machine cannot hold, before a cache is allocated.
-
-    Raises:
-        InvalidInput: they take more than all of its memory.
-    """
+    """Refuse rows that this machine cannot hold, before a cache is allocated."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else wanted.total
     if wanted.total > there:
         problem = f"{wanted}, and this machine has {format_bytes(there)}; give fewer, or --memory for as many as fit"

@@ -97,7 +97,6 @@ class Grammars:
         self._pool.close()
 
     def _find(self, params: DecodingParams) -> Grammar | None:
-        """The grammar, if it is kept."""
         key = language(params)
         self.forget()
         with self._keeping:
