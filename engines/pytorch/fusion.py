@@ -32,7 +32,6 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from engines.pytorch.fused_layers import (
     ACTIVATIONS,
-    Activation,
     AddedLinear,
     DeferredNorm,
     Gated,
@@ -258,8 +257,8 @@ def _gated(module: torch.nn.Module) -> Gated | None:
     return None
 
 
-def _activation(module: torch.nn.Module) -> Activation | None:
-    return Activation(name) if (name := _activation_name(module)) else None
+def _activation(module: torch.nn.Module) -> torch.nn.Module | None:
+    return ACTIVATIONS[name] if (name := _activation_name(module)) else None
 
 
 def _activation_name(module: torch.nn.Module) -> str | None:
