@@ -111,14 +111,13 @@ class ParallelPrefixCache(PrefixCache):
 
     def __init__(self, worker: Worker, tokens: int) -> None:
         self._run = worker.call_on_all_ranks
-        self._run("keep_prefixes", tokens)
-        super().__init__(tokens // KV_PAGE, worker.prefixes.bytes)
+        super().__init__(tokens // KV_PAGE, self._run("engine.cache.prefix_cache", tokens).bytes)
 
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
-        self._run("prefixes.load", slots, row, start, tokens)
+        self._run("engine.cache.prefixes.load", slots, row, start, tokens)
 
     def save(self, slot: int, row: int, start: int) -> None:
-        self._run("prefixes.save", slot, row, start)
+        self._run("engine.cache.prefixes.save", slot, row, start)
 
     def close(self) -> None:
         """Keep nothing from now on: the ranks keep others."""
