@@ -153,7 +153,8 @@ class Service:
                 problem = f"at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
                 raise InvalidInput("prompt_logprobs", f"{values} log-probabilities", problem)
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
-        others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
+        unlimited = body.model_fields_set.isdisjoint(("max_tokens", "max_completion_tokens"))  # gets what fits
+        others = {"client": client.name, "cache_salt": salt, "fit": unlimited}
         try:
             stream = await self.engine.submit_many(prompts, params, body.priority, **others)
         except InvalidInput as error:
