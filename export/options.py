@@ -99,7 +99,7 @@ class ExportOptions:
         if self.attention not in ATTENTION or (not kind.of_graph and self.attention != ATTENTION[0]):
             problem = f"choose one of {', '.join(ATTENTION)}; what is no graph has only the first"
             raise InvalidInput("attention", self.attention, problem)
-        if self.compute_capabilities and kind.stored != "plan":
+        if self.compute_capabilities and not kind.ahead_of_time:
             given, able = " ".join(self.compute_capabilities), [name for name in FORMATS if FORMATS[name].ahead_of_time]
             raise InvalidInput("compute-capability", given, f"only for --to {' or '.join(able)}")
 
