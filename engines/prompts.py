@@ -34,11 +34,9 @@ def read_prompts(path: Path) -> list[Example]:
             continue
         where = f"prompts line {number}"
         try:
-            values = json.loads(line)
-        except ValueError:
-            raise InvalidInput(where, line[:80], "not JSON; give one object per line") from None
-        if not isinstance(values, dict):
-            raise InvalidInput(where, line[:80], "not a JSON object")
+            values = {**json.loads(line)}
+        except (ValueError, TypeError):
+            raise InvalidInput(where, line[:80], "not a JSON object; give one per line") from None
         prompt, answer = values.get("prompt"), values.get("answer")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidInput(f"{where} prompt", prompt, "give non-empty text")
