@@ -40,7 +40,7 @@ class Recorder(Protocol):
 
 
 class NoRecorder:
-    """Captures nothing: work is launched anew each time, on the caller's stream. On a GPU: not executed."""
+    """Captures nothing: work is launched anew each time, on the caller's stream."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -72,7 +72,7 @@ def ordered(stream: torch.cuda.Stream) -> Iterator[None]:
 class CudaRecorder:
     """Captures torch's CUDA graphs on a stream of its own; graphs share one memory pool.
 
-    Not executed: needs a GPU. The default stream cannot be captured, and TensorRT synchronises around it.
+    The default stream cannot be captured, and TensorRT synchronises around it.
     """
 
     def __init__(self, device: str) -> None:
@@ -117,7 +117,7 @@ def waits_are_errors() -> Iterator[None]:
     """Inside, torch's operations raise instead of making the host wait for the device: in every thread of the process.
 
     Copies between devices that wait are among them; torch.cuda's documentation of `set_sync_debug_mode` says what is
-    not. On a GPU: not executed.
+    not.
     """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

@@ -30,7 +30,7 @@ from scripts.paths import RESULTS, ROOT
 Rows = Sequence[Sequence[str]]
 """Lines of a table, of equally many cells each; the first line is the heading."""
 
-TABLE = re.compile(r"<!-- ([\w-]+\.json) ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"<!-- ([\w/-]+\.json) ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 METHODS_TABLE = re.compile(r"^\| `method` \| draft .*\n(\|.*\n)+", re.MULTILINE)
 
 

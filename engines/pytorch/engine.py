@@ -32,7 +32,7 @@ class TorchEngine(Engine):
 
     On a GPU a step launches kernels and waits for none of them, so it can be captured as part of a block
     (`runtime.decoder.cuda_graph`), unless the model itself asks the device for a number: a mixture of experts that
-    looks at what its router chose is found out when it is to be captured. Not executed on a GPU.
+    looks at what its router chose is found out when it is to be captured.
 
     Args:
         source: a folder with the checkpoint, or the model.

@@ -1,8 +1,8 @@
 """What a block should take on a GPU, estimated from what it reads, launches and waits for: nothing of it was measured.
 
 Bytes follow from the shapes. Launches of the PyTorch path were counted (`tests/runtime/decoder/cuda_graph/`); those
-inside TensorRT's and TensorRT-LLM's plans are assumed. What a launch costs, and what part of its bandwidth a GPU
-reaches, are assumed as well, and stand below with the rest.
+inside TensorRT's and TensorRT-LLM's plans are assumed. What a kernel costs beyond what it reads, and what part of its
+bandwidth a GPU reaches, are those of an H200 (docs/results/gpu/h200-profile.json), taken for all GPUs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CACHE = {"target": 2 * 32 * 8 * 128 * 2, "auxiliary": 2 * 16 * 8 * 64 * 2}
 LAYERS = {"target": 32, "auxiliary": 16}
 LEVELS, COLUMNS = 4, 512
 """Of the draft, and columns of the one row's text."""
-KERNELS = {"sample": 478, "speculative": 1531, "mtad": 1462, "mmtad": 1508}
+KERNELS = {"sample": 346, "speculative": 1155, "mtad": 1160, "mmtad": 1206}
 """Launches of a block on the PyTorch path, which `docs/gpu.md` has as well."""
 BANDWIDTH = {"H100": 3.35e12, "Jetson Orin": 0.2048e12}
 """Bytes per second, by the data sheets."""
-REACHED, KERNEL, GRAPH, COPY, WAIT = 0.9, 2.5e-6, 10e-6, 8e-6, 20e-6
-"""Assumed: the part of the bandwidth that matrix products reach; seconds between two kernels of a graph, of a graph's
-launch, of a small copy by the host, and of a wait."""
+REACHED, KERNEL, GRAPH, COPY, WAIT = 0.83, 2.7e-6, 10e-6, 8e-6, 20e-6
+"""The part of the data sheet's bandwidth that matrix products reach, and seconds of a kernel beyond; and, assumed,
+seconds of a graph's launch, of a small copy by the host, and of a wait."""
 
 
 class Path(NamedTuple):
@@ -49,8 +49,8 @@ def plan_kernels(per_layer: int, between: int) -> int:
 
 PATHS = {
     "PyTorch": Path(KERNELS["mtad"]),
-    "TensorRT-LLM plans": Path(plan_kernels(per_layer=9, between=60)),
-    "TensorRT plans": Path(plan_kernels(per_layer=8, between=60)),
+    "TensorRT-LLM plans": Path(plan_kernels(per_layer=9, between=40)),
+    "TensorRT plans": Path(plan_kernels(per_layer=8, between=40)),
 }
 """Each block is one graph. Assumed of plans: 9 and 8 kernels per layer, and between steps what the PyTorch path has."""
 

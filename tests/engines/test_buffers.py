@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import random
 import types
+import unittest.mock
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
-from engines.buffers import Arena, size_of, views
+from engines.buffers import Arena, size_of, to_device, views
 from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import open_pair
 
@@ -103,3 +105,12 @@ def test_the_memory_of_blocks_is_that_of_the_largest_however_many_shapes_there_w
     assert one > 4 * SMALL
     many = used([anything() for _ in range(chance.randint(1, rows))] for _ in range(50))
     assert many <= 3 * one + 2 * SMALL
+
+
+def test_numbers_of_numpy_are_pinned_once_they_are_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 refuses to make a pinned tensor of them: "Can't pin tensor constructed from numpy"."""
+    pinned = unittest.mock.Mock(side_effect=lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned(self))
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, non_blocking: self)
+    assert to_device(np.arange(3), torch.device("cuda")).tolist() == [0, 1, 2]
+    pinned.assert_called_once()

@@ -60,7 +60,7 @@ class TestRefusal:
             ("precision", {**STATIC, "attention": "decomposed"}, "needs --to tensorrt .*decomposed"),
             ("auxiliary_precision", {**STATIC, "auxiliary_precision": "int8"}, "needs --to onnx"),
             ("calibration", {**STATIC, "calibration": None}, "give text"),
-            ("compute-capability", {**RTX, "compute_capabilities": ["8.7"]}, "builds for 7.5, .*12.1; for other GPUs"),
+            ("compute-capability", {**RTX, "compute_capabilities": ["8.7"]}, "builds for 7.5, .*12.1; elsewhere"),
             ("compute-capability", {**RTX, "compute_capabilities": ["90"]}, "builds for"),
             ("compute-capability", {**RTX, **ONNX}, "only for --to tensorrt-rtx"),
             ("compute-capability", {**RTX, "format": "tensorrt-llm"}, "only for --to tensorrt-rtx"),

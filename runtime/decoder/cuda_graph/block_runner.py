@@ -34,8 +34,6 @@ class CudaGraphRunner:
     comes back in one copy, which it waits for: once per block. A block that cannot be captured runs on the host, and is
     counted.
 
-    CUDA itself: not executed. Tested on other memory with a recorder that replays operations.
-
     Args:
         auxiliary, target: the engines, on one device.
         vocab_size: ids the pair shares.

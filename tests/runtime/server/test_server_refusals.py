@@ -157,7 +157,7 @@ def test_a_template_that_breaks_or_takes_too_much_is_a_400_and_others_go_on(
             messages = [{"role": "user", "content": content}]
             return server.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
 
-        bad = [clients.submit(ask, "bad") for _ in range(3 if "range" in template else 1)]
+        bad = [clients.submit(ask, "bad") for _ in range(2 if "range" in template else 1)]
         assert ask("S").usage.completion_tokens == 2
         assert server.client.completions.create(model=MODEL, prompt="S", max_tokens=2).usage.completion_tokens == 2
         for one in bad:

@@ -58,7 +58,7 @@ def launches(method: str, fused: bool) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "most"), [("sample", 480), ("speculative", 1535), ("mtad", 1465), ("mmtad", 1510)])
+@pytest.mark.parametrize(("method", "most"), [("sample", 350), ("speculative", 1160), ("mtad", 1165), ("mmtad", 1210)])
 def test_fused_layers_and_the_kernels_keep_a_blocks_launches_few(
     method: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
