@@ -109,8 +109,8 @@ class Grammars:
             return known
         field, text = language(params)
         if not self.eos:
-            problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
-            raise InvalidInput("tokenizer", type(self._tokenizer.model).__name__, problem)
+            lacks = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
+            raise InvalidInput("tokenizer", type(self._tokenizer.model).__name__, lacks)
         tokenizer, found = self.prepare(), trials.run(field, text)
         matcher, problems = None, found["problems"]
         if not problems:
