@@ -41,11 +41,7 @@ class Echo(NamedTuple):
 
 
 class TokenNames:
-    """Bytes and names of tokens; a token may be a part of a character only.
-
-    Args:
-        grammars: has the vocabulary's bytes, once it was prepared.
-    """
+    """Bytes and names of tokens, by the vocabulary that grammars read; a token may be a part of a character only."""
 
     def __init__(self, tokenizer: Tokenizer, grammars: Grammars) -> None:
         self._tokenizer, self._grammars = tokenizer, grammars
