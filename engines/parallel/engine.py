@@ -146,11 +146,7 @@ def open_parallel(folder: Path, spec: EngineSpec, ranks: int, placement: Placeme
 
 
 def check_ranks(ranks: int, device: str) -> None:
-    """Whether torchrun has started these ranks, and each of them has what it needs.
-
-    Raises:
-        InvalidInput: it has not.
-    """
+    """`InvalidInput`, unless torchrun has started these ranks, and each of them has what it needs."""
     started = 0 if launched_rank() is None else int(os.environ["WORLD_SIZE"])
     if started != ranks:
         remedy = f"start the command with torchrun --nproc-per-node {ranks} --no-python"
@@ -170,11 +166,7 @@ def check_ranks(ranks: int, device: str) -> None:
 
 
 def check_plan(folder: Path, spec: EngineSpec, ranks: int) -> None:
-    """Whether transformers has a plan to shard the model of an engine folder, and heads can be divided.
-
-    Raises:
-        InvalidInput: they cannot.
-    """
+    """`InvalidInput`, unless transformers has a plan to shard the model of an engine folder, and heads can be divided."""
     if FORMATS[spec.format].stored != "checkpoint":
         problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
         raise InvalidInput("tensor_parallel", ranks, problem)
