@@ -166,7 +166,7 @@ def check_ranks(ranks: int, device: str) -> None:
 
 
 def check_plan(folder: Path, spec: EngineSpec, ranks: int) -> None:
-    """`InvalidInput`, unless transformers has a plan to shard the model of an engine folder, and heads can be divided."""
+    """`InvalidInput`, unless transformers has a plan to shard the model of a folder, and heads can be divided."""
     if FORMATS[spec.format].stored != "checkpoint":
         problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
         raise InvalidInput("tensor_parallel", ranks, problem)
