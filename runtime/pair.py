@@ -19,9 +19,10 @@ from engines.vocabulary import Translation
 from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
+from runtime import fastest
 from runtime.config import RuntimeConfig, check_least
 from runtime.decoder.translated import TranslatedEngine
-from runtime.fastest import LEVELS, choose_provider, draft_seconds, fastest_placement, step_seconds
+from runtime.fastest import LEVELS, draft_seconds, fastest_placement, step_seconds
 from runtime.speculation.planner import DraftCosts
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
     fewest = rows or (1 if config.memory is not None else target.rows)  # a timing takes no more memory than is allowed
     timed = {folder / name: replace(spec, rows=fewest) for name, spec in specs.items()}
-    placement, why = choose_provider(config.placement, timed)
+    placement, why = fastest.choose_provider(config.placement, timed)
     kinds = [placement.check(spec) for spec in specs.values()]
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)

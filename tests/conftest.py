@@ -129,14 +129,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def exact_engines() -> Iterator[Callable[..., tuple[Placement, str]]]:
     """Provider `auto` is ONNX Runtime's in this process: most tests promise bits, which OpenVINO does not.
 
-    Its value is what chooses otherwise, `Placement.chosen`.
+    Its value is what chooses otherwise, `choose_provider`.
     """
-    from engines.placement import Placement
+    from runtime import fastest
 
-    chosen = Placement.chosen
+    choose = fastest.choose_provider
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Placement, "chosen", lambda placement, engines: (placement, ""))
-        yield chosen
+        patch.setattr(fastest, "choose_provider", lambda placement, engines: (placement, ""))
+        yield choose
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from runtime.commands.entry import Parser, add_options, command, given_options, 
 from runtime.commands.pair_source import print_stage
 from runtime.commands.terminal import waiting
 
-OPTION_FIELDS = ("revision", "auxiliary_revision", "rows", "capacity", "precision", "auxiliary_precision")
-OPTION_FIELDS += ("calibration", "attention")
+OPTION_FIELDS: tuple[str, ...] = ("revision", "auxiliary_revision", "rows", "capacity", "precision")
+OPTION_FIELDS += ("auxiliary_precision", "calibration", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
 WORKER = "tensorrt-llm-worker"
 """In the place of a format: no engines are made, but what TensorRT-LLM's own worker is started with."""
