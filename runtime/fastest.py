@@ -51,10 +51,8 @@ def choose_provider(placement: Placement, engines: Mapping[Path, EngineSpec]) ->
             read_graph(folder / "model.onnx", own)
     except InvalidInput as refused:
         return chosen, f"--provider auto is cpu here: openvino does not work here: {refused.problem}"
-    chosen, why = (
-        replace(placement, provider="openvino"),
-        "it is installed and knows both models; cpu is the exact reference",
-    )
+    chosen = replace(placement, provider="openvino")
+    why = "it is installed and knows both models; cpu is the exact reference"
     if spec.precision in QUANTIZED and not asked:
         chosen, why = fastest_placement(first, spec, chosen), "it was faster with these weights than the other"
     return chosen, f"--provider auto is {chosen.provider} here: {why}"
