@@ -140,11 +140,7 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
 
 
 def _check_graph(path: Path, spec: EngineSpec) -> None:
-    """Compare the shapes of a graph's inputs and of its logits with what a description says.
-
-    Raises:
-        InvalidInput: they differ, so that memory for other sizes would be bound to the graph.
-    """
+    """Refuse a graph with other shapes than a description says: memory of other sizes would be bound to it."""
     import onnx  # which a folder of another kind is opened without
 
     graph = onnx.load(path, load_external_data=False).graph

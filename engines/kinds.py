@@ -52,7 +52,6 @@ class Kind:
         precisions: of the weights, which an export to the format makes; the first is made by default.
         options: what `Placement` may say of this kind alone.
         paged: whether its rows share a pool of pages.
-        capturable: whether its steps can be part of a captured block on a GPU.
         compiler: the Python module that builds and runs its plans.
         compiles: what its plans are made of.
         spare_columns: of its rows, behind their capacity: they take what padded rows of captured blocks write.
@@ -70,7 +69,6 @@ class Kind:
     precisions: tuple[str, ...] = _ALL
     options: tuple[str, ...] = ()
     paged: bool = False
-    capturable: bool = False
     compiler: str = ""
     compiles: Literal["graph", "checkpoint"] = "graph"
     spare_columns: int = 0
@@ -108,7 +106,6 @@ _PLAN = Kind(
     devices=("cpu", "cuda"),  # it runs on a GPU whatever device is given
     dtypes=_ALL,
     precisions=("float16", "float32", "bfloat16", *STATIC),  # the oldest GPUs take float16 alone
-    capturable=True,
     compiler="tensorrt",
     spare_columns=128,  # pages for the 65 tokens of a step
 )
@@ -132,7 +129,6 @@ KINDS = (
         dtypes=_ALL,
         options=("attention",),
         paged=True,
-        capturable=True,
     ),
     _PLAN,
     replace(_PLAN, format="tensorrt-rtx", compiler="tensorrt_rtx", ahead_of_time=True),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from engines.base import EngineSpec
-from engines.kinds import FORMATS, KINDS, QUANTIZED, Kind, kind_of
+from engines.kinds import KINDS, Kind, kind_of
 from mtad import __version__
 from mtad.errors import InvalidInput
 
@@ -48,31 +46,6 @@ class Placement:
     @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
-
-    def chosen(self, engines: Mapping[Path, EngineSpec]) -> tuple[Placement, str]:
-        """The same with a provider for all of these engines, where they are ONNX graphs, and why it is that one.
-
-        On a CPU that is openvino where it is installed and knows the models, if the CPU computes in bfloat16, the first
-        is quantized, or an option of openvino is given. Where a provider was asked for, it stays, without a reason.
-        """
-        if self.provider is not None or any(FORMATS[spec.format].stored != "graph" for spec in engines.values()):
-            return self, ""
-        if self.on_gpu:
-            return replace(self, provider="cuda"), f"--provider auto is cuda on {self.device}"
-        from engines.openvino.graph import computes_bfloat16, read_graph
-
-        try:
-            quantized = next(iter(engines.values())).precision in QUANTIZED
-            if not (self.compute or self.kv_cache or quantized or computes_bfloat16()):
-                why = "this CPU has no bfloat16, and without it ONNX Runtime is faster than OpenVINO"
-                return replace(self, provider="cpu"), f"--provider auto is cpu here: {why}"
-            for folder, spec in engines.items():
-                read_graph(folder / "model.onnx", spec)
-        except InvalidInput as refused:
-            found, why = "cpu", f"openvino does not work here: {refused.problem}"
-        else:
-            found, why = "openvino", "it is installed and knows both models; cpu is the exact reference"
-        return replace(self, provider=found), f"--provider auto is {found} here: {why}"
 
     def check(self, spec: EngineSpec) -> Kind:
         """The kind of engine that runs there.

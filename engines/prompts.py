@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, read_text
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,15 @@ def read_prompts(path: Path) -> list[Example]:
         InvalidInput: it cannot be read, is empty, a line is not a JSON object with a non-empty text `prompt`, or only
             some lines have an `answer`.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("prompts", str(path), f"cannot be read: {getattr(error, 'strerror', error)}") from None
     found = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text("prompts", path).splitlines(), 1):
         if not line.strip():
             continue
         where = f"prompts line {number}"
         try:
-            values = json.loads(line)
-        except ValueError:
-            raise InvalidInput(where, line[:80], "not JSON; give one object per line") from None
-        if not isinstance(values, dict):
-            raise InvalidInput(where, line[:80], "not a JSON object")
+            values = {**json.loads(line)}
+        except (ValueError, TypeError):
+            raise InvalidInput(where, line[:80], "not a JSON object; give one per line") from None
         prompt, answer = values.get("prompt"), values.get("answer")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidInput(f"{where} prompt", prompt, "give non-empty text")

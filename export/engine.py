@@ -237,6 +237,5 @@ def write_reports(work: Path, pair: Path, plan: PairPlan, text: Calibration) -> 
     for model, spec, _ in plan.engines:
         if spec.precision in MEASURED:
             own = pair / model.name
-            checked = {k: v for k, v in read_json(own, REPORT).items() if k in ("versions", "verification")}
             found = measure(plain, measured, model.name, text, own if planned else None)
-            write_json(own / REPORT, {**checked, **found, "precision": spec.precision})
+            write_json(own / REPORT, {**read_json(own, REPORT), **found, "precision": spec.precision})

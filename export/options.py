@@ -85,7 +85,12 @@ class ExportOptions:
                 raise InvalidInput("defaults draft", params.draft, "there is no auxiliary; give lookup")
         kind = FORMATS[self.format]
         for name, value in zip(("precision", "auxiliary_precision"), self.precisions, strict=False):
-            self._check_precision(name, value)
+            if value not in PRECISIONS:
+                raise InvalidInput(name, value, f"choose one of {', '.join(PRECISIONS)}")
+            able = [known for known, one in FORMATS.items() if value in one.precisions]
+            if self.format not in able or (value in MEASURED and self.attention != ATTENTION[0]):
+                problem = f"needs --to {' or '.join(able)} and operator attention"
+                raise InvalidInput(name, value, f"{problem}, not {self.format} and {self.attention} attention")
         if self.calibration is not None and not self.measured:
             raise InvalidInput("calibration", str(self.calibration), "nothing is quantized; leave it out")
         if self.calibration is None and any(value in STATIC for value in self.precisions):
@@ -94,7 +99,7 @@ class ExportOptions:
         if self.attention not in ATTENTION or (not kind.of_graph and self.attention != ATTENTION[0]):
             problem = f"choose one of {', '.join(ATTENTION)}; what is no graph has only the first"
             raise InvalidInput("attention", self.attention, problem)
-        if self.compute_capabilities and kind.stored != "plan":
+        if self.compute_capabilities and not kind.ahead_of_time:
             given, able = " ".join(self.compute_capabilities), [name for name in FORMATS if FORMATS[name].ahead_of_time]
             raise InvalidInput("compute-capability", given, f"only for --to {' or '.join(able)}")
 
@@ -108,11 +113,3 @@ class ExportOptions:
     def measured(self) -> bool:
         """Whether some engine is quantized, and so measured on text."""
         return any(value in MEASURED for value in self.precisions)
-
-    def _check_precision(self, field: str, precision: str) -> None:
-        if precision not in PRECISIONS:
-            raise InvalidInput(field, precision, f"choose one of {', '.join(PRECISIONS)}")
-        able = [name for name, kind in FORMATS.items() if precision in kind.precisions]
-        if self.format not in able or (precision in MEASURED and self.attention != ATTENTION[0]):
-            problem = f"needs --to {' or '.join(able)} and operator attention"
-            raise InvalidInput(field, precision, f"{problem}, not {self.format} and {self.attention} attention")

@@ -62,7 +62,7 @@ def export_pair(
     with write_folder(folder) as pair:
         work = pair / "work"
         work.mkdir()
-        if plan.quantized and new:
+        if plan.calibration is not None and new:
             write_plain(work / PLAIN, plan, progress)
         for model, spec, tokenizer in plan.engines:
             own, source = pair / model.name, work / PLAIN / model.name
@@ -92,7 +92,7 @@ def export_pair(
 def _counted(progress: Callable[[str], None], plan: PairPlan, new: Collection[str]) -> Callable[[str], None]:
     """`progress`, told beside each stage how much was done before it: an engine's stages count as its weights do."""
     sizes = {model.name: model.size for model, _, _ in plan.engines}
-    total = 2 * sum(sizes.values()) if plan.quantized and new else 0
+    total = 2 * sum(sizes.values()) if plan.calibration is not None and new else 0
     total += sum(sizes[m.name] * (2 + (s.plan is not None)) for m, s, _ in plan.engines if m.name in new)
     begun: list[int] = []
 

@@ -28,17 +28,12 @@ class PairPlan:
 
     Attributes:
         engines: checkpoint, engine and tokenizer of the target and, unless drafts are looked up, of the auxiliary.
-        calibration: text to measure quantised engines on; None if there are none.
+        calibration: text to measure quantised engines on, which are made of a float32 pair; None if there are none.
     """
 
     engines: tuple[tuple[Checkpoint, EngineSpec, PreTrainedTokenizerBase], ...]
     description: dict[str, object]
     calibration: Calibration | None = None
-
-    @property
-    def quantized(self) -> bool:
-        """Whether an engine is made of a float32 pair, which is exported first."""
-        return any(spec.precision in MEASURED for _, spec, _ in self.engines)
 
 
 def plan_pair(

@@ -53,9 +53,6 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
             remedy = "install a newer one"
         raise InvalidInput(f"{format} version", version, f"older than {'.'.join(map(str, oldest))}; {remedy}")
     if not FORMATS[format].ahead_of_time:
-        if capabilities:
-            problem = "TensorRT builds only for the GPU it runs on; build there, or give --to tensorrt-rtx"
-            raise InvalidInput("compute-capability", " ".join(capabilities), problem)
         gpu = current_gpu()
         if gpu is None:
             problem = "it builds on the GPU that will run the plan, but torch finds none; tensorrt-rtx needs no GPU"

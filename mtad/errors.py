@@ -7,6 +7,7 @@ import os
 import reprlib
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 _SHORT = reprlib.Repr()
@@ -19,8 +20,8 @@ def shown(value: object) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line that an exception's text has, or the exception's name where it has none."""
+def first_line(error: object) -> str:
+    """The first line that the text of an exception, or of a library, has; the exception's name where it has none."""
     return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
 
 
@@ -71,6 +72,18 @@ def imported(module: str, field: str, value: object, remedy: str) -> ModuleType:
         return import_module(module)
     except (ImportError, OSError) as error:
         raise InvalidInput(field, value, f"{module} cannot be imported ({error}); {remedy}") from error
+
+
+def read_text(field: str, path: Path) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        InvalidInput: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(field, str(path), f"cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 class CapacityExceeded(InvalidInput):

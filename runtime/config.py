@@ -1,4 +1,4 @@
-"""`RuntimeConfig`: every option of a running pair, once; files that options name; torch as a pair needs it."""
+"""`RuntimeConfig`: every option of a running pair, once; torch as a pair needs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import math
 import re
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from mtad import methods
@@ -138,18 +137,6 @@ def describe(config: type) -> dict[str, str]:
     if "method" in found:
         found["method"] += f" {methods.summary()}"
     return found
-
-
-def read_text(field: str, path: Path) -> str:
-    """The text of a file that an option names.
-
-    Raises:
-        InvalidInput: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(field, str(path), f"cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def use_torch() -> None:

@@ -14,9 +14,10 @@ import torch
 
 from engines.base import Engine, EngineSpec, Step
 from engines.folder import open_engine
-from engines.kinds import QUANTIZED
+from engines.kinds import FORMATS, QUANTIZED
 from engines.placement import Placement, versions
 from mtad.compiled import cache_folder
+from mtad.errors import InvalidInput
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +29,33 @@ ENOUGH = 1.0
 
 
 def choose_provider(placement: Placement, engines: Mapping[Path, EngineSpec]) -> tuple[Placement, str]:
-    """`Placement.chosen`; with quantized weights, where that is OpenVINO, what is faster for the first engine.
+    """A provider for all of these engines, where they are ONNX graphs, and why it is that one.
 
-    How fast either library multiplies such weights depends on the CPU in more ways than a rule could name.
+    On a CPU that is openvino where it is installed and knows the models, if the CPU computes in bfloat16 or an option
+    of openvino is given. With quantized weights it is what is faster for the first engine: how fast either library
+    multiplies them depends on the CPU in more ways than a rule could name. Where a provider was asked for, it stays.
     """
-    (chosen, why), (folder, spec) = placement.chosen(engines), next(iter(engines.items()))
-    asked = not why or chosen.compute or chosen.kv_cache
-    if chosen.provider == "openvino" and not asked and spec.precision in QUANTIZED:
-        chosen = fastest_placement(folder, spec, chosen)
-        why = f"--provider auto is {chosen.provider} here: it was faster with these weights than the other"
-    return chosen, why
+    if placement.provider is not None or any(FORMATS[spec.format].stored != "graph" for spec in engines.values()):
+        return placement, ""
+    if placement.on_gpu:
+        return replace(placement, provider="cuda"), f"--provider auto is cuda on {placement.device}"
+    from engines.openvino.graph import computes_bfloat16, read_graph
+
+    (first, spec), asked = next(iter(engines.items())), placement.compute or placement.kv_cache
+    chosen = replace(placement, provider="cpu")
+    try:
+        if not (asked or spec.precision in QUANTIZED or computes_bfloat16()):
+            why = "this CPU has no bfloat16, and without it ONNX Runtime is faster than OpenVINO"
+            return chosen, f"--provider auto is cpu here: {why}"
+        for folder, own in engines.items():
+            read_graph(folder / "model.onnx", own)
+    except InvalidInput as refused:
+        return chosen, f"--provider auto is cpu here: openvino does not work here: {refused.problem}"
+    chosen = replace(placement, provider="openvino")
+    why = "it is installed and knows both models; cpu is the exact reference"
+    if spec.precision in QUANTIZED and not asked:
+        chosen, why = fastest_placement(first, spec, chosen), "it was faster with these weights than the other"
+    return chosen, f"--provider auto is {chosen.provider} here: {why}"
 
 
 def fastest_placement(folder: Path, spec: EngineSpec, placement: Placement) -> Placement:

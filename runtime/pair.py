@@ -19,9 +19,10 @@ from engines.vocabulary import Translation
 from mtad.errors import InvalidInput, refused_as
 from mtad.methods import REMOVED
 from mtad.params import SAMPLING, DecodingParams
+from runtime import fastest
 from runtime.config import RuntimeConfig, check_least
 from runtime.decoder.translated import TranslatedEngine
-from runtime.fastest import LEVELS, choose_provider, draft_seconds, fastest_placement, step_seconds
+from runtime.fastest import LEVELS, draft_seconds, fastest_placement, step_seconds
 from runtime.speculation.planner import DraftCosts
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,6 @@ class Pair:
         vocab_size: token ids of the target, and of what it is given.
         weights: bytes of both models' weights, as stored.
         defaults: decoding parameters of `pair.json` over the package's.
-        threads: CPU threads of each engine.
         costs: what drafts cost that no clock may decide.
         runs_on: what runs both engines and, where that was not asked for by name, why; for people.
 
@@ -55,7 +55,6 @@ class Pair:
     eos: tuple[int, ...]
     weights: int
     defaults: DecodingParams
-    threads: int
     costs: DraftCosts = field(default_factory=DraftCosts)
     runs_on: str = ""
 
@@ -129,7 +128,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         raise InvalidInput("pair.json vocab_size", vocab_size, "an engine has fewer logits; export the pair again")
     fewest = rows or (1 if config.memory is not None else target.rows)  # a timing takes no more memory than is allowed
     timed = {folder / name: replace(spec, rows=fewest) for name, spec in specs.items()}
-    placement, why = choose_provider(config.placement, timed)
+    placement, why = fastest.choose_provider(config.placement, timed)
     kinds = [placement.check(spec) for spec in specs.values()]
     weights = {name: sum(file.stat().st_size for file in (folder / name).glob("model*")) for name in specs}
     paged = any(kind.paged for kind in kinds)
@@ -169,7 +168,6 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
         defaults=_read_defaults(values["defaults"] | values["tuned"]),
-        threads=placement.threads,
         costs=costs,
         runs_on=runs_on,
     )
@@ -183,11 +181,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
 
 
 def _check_memory(wanted: Memory) -> None:
-    """Refuse rows that this machine cannot hold, before a cache is allocated.
-
-    Raises:
-        InvalidInput: they take more than all of its memory.
-    """
+    """Refuse rows that this machine cannot hold, before a cache is allocated."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else wanted.total
     if wanted.total > there:
         problem = f"{wanted}, and this machine has {format_bytes(there)}; give fewer, or --memory for as many as fit"

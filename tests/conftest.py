@@ -129,14 +129,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def exact_engines() -> Iterator[Callable[..., tuple[Placement, str]]]:
     """Provider `auto` is ONNX Runtime's in this process: most tests promise bits, which OpenVINO does not.
 
-    Its value is what chooses otherwise, `Placement.chosen`.
+    Its value is what chooses otherwise, `choose_provider`.
     """
-    from engines.placement import Placement
+    from runtime import fastest
 
-    chosen = Placement.chosen
+    choose = fastest.choose_provider
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Placement, "chosen", lambda placement, engines: (placement, ""))
-        yield chosen
+        patch.setattr(fastest, "choose_provider", lambda placement, engines: (placement, ""))
+        yield choose
 
 
 @pytest.fixture(scope="session")
@@ -229,14 +229,13 @@ def target_graphs(checkpoints: tuple[Path, Path], shared: Path) -> dict[str, Pat
     """Folders with a graph of the target, by form of attention, all of `tests.support.tensorrt.SPEC`."""
     from transformers import LlamaForCausalLM
 
-    from export.checkpoint.weights import model_weights
     from export.onnx.graph import write_graph
     from tests.support.tensorrt import SPEC
 
     def write(attention: str, folder: Path) -> None:
         folder.mkdir()
         model = LlamaForCausalLM.from_pretrained(checkpoints[0]).eval()
-        write_graph(model, model_weights(model), replace(SPEC, attention=attention), folder / "model.onnx")
+        write_graph(model, model.state_dict().__getitem__, replace(SPEC, attention=attention), folder / "model.onnx")
 
     forms = ("operator", "decomposed")
     return {form: once(shared / "target-graphs" / form, functools.partial(write, form)) for form in forms}

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engines.base import EngineSpec, Step, mask_length
+from engines.base import KV_PAGE, EngineSpec, Step, mask_length
 from engines.buffers import Arena
 from engines.cache.base import KvCache
 from engines.cache.prefix import PrefixCache
@@ -131,18 +131,18 @@ class ColumnPrefixCache(PrefixCache):
 
     def __init__(self, cache: ColumnCache, tokens: int) -> None:
         layers, pair, _, heads, _, dim = cache.kv.shape
-        count, size = tokens // self.size, (layers, pair, heads, self.size, dim)
+        count, size = tokens // KV_PAGE, (layers, pair, heads, KV_PAGE, dim)
         self._cache, self._pool = cache, torch.zeros(count, *size, dtype=cache.kv.dtype, device=cache.device)
         super().__init__(count, self._pool.nbytes)
 
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
         self._cache.reserve([(start, start + len(tokens))], row)
         for number, slot in enumerate(slots):
-            at = start + number * self.size
-            self._cache.kv[:, :, row, :, at : at + self.size] = self._pool[slot]
+            at = start + number * KV_PAGE
+            self._cache.kv[:, :, row, :, at : at + KV_PAGE] = self._pool[slot]
 
     def save(self, slot: int, row: int, start: int) -> None:
-        self._pool[slot] = self._cache.kv[:, :, row, :, start : start + self.size]
+        self._pool[slot] = self._cache.kv[:, :, row, :, start : start + KV_PAGE]
 
 
 def column_mover(kv: Tensor) -> Callable[[Tensor, Tensor], None]:

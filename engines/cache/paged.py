@@ -33,6 +33,7 @@ class PageCache(KvCache):
     Attributes:
         reads_mask: whether steps read what a mask hides, see `engines.base.Engine`.
         table: the pages that each row holds, on the host.
+        prefixes: kept prefixes of prompts, once `prefix_cache` was called.
         page_table: int32 [rows, capacity / 64 + 1], the numbers of each row's pages as kernels read them; the last
             column is `SPARE`, for all columns behind the capacity.
     """
@@ -46,7 +47,7 @@ class PageCache(KvCache):
         self.page_table = torch.zeros(spec.rows, spec.capacity // KV_PAGE + 1, dtype=torch.int32, device=device)
         self.page_table[:, -1] = SPARE
         self._kv: Tensor | None = None
-        self._prefixes: PagedPrefixCache | None = None
+        self.prefixes: PagedPrefixCache | None = None
         self._discards = False
         self.allocate_pages(spec.rows * spec.capacity // KV_PAGE)
 
@@ -82,13 +83,13 @@ class PageCache(KvCache):
         return by_page(pool)
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
-        if self._prefixes is not None:
-            self._prefixes.close()
+        if self.prefixes is not None:
+            self.prefixes.close()
         more = self.pages + tokens // KV_PAGE - len(self.table.pages.users)
         self.table.pages.grow(max(0, more))
-        self._prefixes = PagedPrefixCache(self.table, tokens, self.page_bytes, self._adopt)
+        self.prefixes = PagedPrefixCache(self.table, tokens, self.page_bytes, self._adopt)
         _ = self.kv  # allocated now, before anybody waits for it
-        return self._prefixes
+        return self.prefixes
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
         return int(self._missing(spans).sum()) <= self.table.pages.free

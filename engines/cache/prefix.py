@@ -23,11 +23,8 @@ class PrefixCache:
         num_bytes: size of the memory for all of them.
 
     Attributes:
-        size: columns of a stretch.
         bytes: `num_bytes`.
     """
-
-    size = KV_PAGE
 
     def __init__(self, slots: int, num_bytes: int) -> None:
         self._count, self.bytes = slots, num_bytes
@@ -39,7 +36,7 @@ class PrefixCache:
         """Let columns `start` .. of a row, those of these tokens, be what the slots hold."""
 
     def save(self, slot: int, row: int, start: int) -> None:
-        """Let a slot hold `size` columns of a row."""
+        """Let a slot hold 64 columns of a row."""
 
     def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         """Write what is known of `tokens` into `row`; returns the columns that are right, from 0.

@@ -44,7 +44,7 @@ class ParallelEngine(Engine):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker.engine.spec, ParallelCache(worker))
         self.weights, self._run = worker.weights, worker.call_on_all_ranks
-        self._stop = weakref.finalize(self, worker.stop)  # at the latest when the interpreter ends
+        weakref.finalize(self, worker.stop)  # at the latest when the interpreter ends
 
     def step(self, step: Step) -> Tensor:
         self.cache.reserve(step.spans, step.first_row)
@@ -55,10 +55,6 @@ class ParallelEngine(Engine):
         parts = step.tokens, step.positions, step.write_at, step.mask, step.keep, step.first_row
         logits: Tensor = self._run("enqueue", *parts)
         return logits
-
-    def close(self) -> None:
-        """End the other ranks; the engine cannot be used any more."""
-        self._stop()
 
 
 class ParallelCache(KvCache):
@@ -115,14 +111,13 @@ class ParallelPrefixCache(PrefixCache):
 
     def __init__(self, worker: Worker, tokens: int) -> None:
         self._run = worker.call_on_all_ranks
-        self._run("keep_prefixes", tokens)
-        super().__init__(tokens // KV_PAGE, worker.prefixes.bytes)
+        super().__init__(tokens // KV_PAGE, self._run("engine.cache.prefix_cache", tokens).bytes)
 
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
-        self._run("prefixes.load", slots, row, start, tokens)
+        self._run("engine.cache.prefixes.load", slots, row, start, tokens)
 
     def save(self, slot: int, row: int, start: int) -> None:
-        self._run("prefixes.save", slot, row, start)
+        self._run("engine.cache.prefixes.save", slot, row, start)
 
     def close(self) -> None:
         """Keep nothing from now on: the ranks keep others."""
@@ -151,11 +146,7 @@ def open_parallel(folder: Path, spec: EngineSpec, ranks: int, placement: Placeme
 
 
 def check_ranks(ranks: int, device: str) -> None:
-    """Whether torchrun has started these ranks, and each of them has what it needs.
-
-    Raises:
-        InvalidInput: it has not.
-    """
+    """`InvalidInput`, unless torchrun has started these ranks, and each of them has what it needs."""
     started = 0 if launched_rank() is None else int(os.environ["WORLD_SIZE"])
     if started != ranks:
         remedy = f"start the command with torchrun --nproc-per-node {ranks} --no-python"
@@ -175,11 +166,7 @@ def check_ranks(ranks: int, device: str) -> None:
 
 
 def check_plan(folder: Path, spec: EngineSpec, ranks: int) -> None:
-    """Whether transformers has a plan to shard the model of an engine folder, and heads can be divided.
-
-    Raises:
-        InvalidInput: they cannot.
-    """
+    """`InvalidInput`, unless transformers has a plan to shard the model of a folder, and heads can be divided."""
     if FORMATS[spec.format].stored != "checkpoint":
         problem = f"an engine of the format {spec.format} runs on one device; export the pair with --to torch"
         raise InvalidInput("tensor_parallel", ranks, problem)

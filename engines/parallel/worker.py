@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from engines.base import EngineSpec, Step
-from engines.cache.prefix import PrefixCache
 from engines.placement import Placement
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.hook import cache_shape
@@ -49,11 +48,8 @@ class Worker:
 
     Attributes:
         engine: runs the shard; its `kv_heads` are those that this rank has.
-        prefixes: the keys and values of earlier prompts, once `keep_prefixes` was called.
         failed: of the call that has failed on some rank.
     """
-
-    prefixes: PrefixCache
 
     def __init__(self, folder: Path, spec: EngineSpec, placement: Placement) -> None:
         options: dict[str, Any] = {"tp_plan": "auto"}
@@ -78,12 +74,8 @@ class Worker:
         """Run the step of these fields."""
         return self.engine.enqueue(Step(*step))
 
-    def keep_prefixes(self, tokens: int) -> None:
-        """Keep as many tokens of earlier prompts, and none that were kept before."""
-        self.prefixes = self.engine.cache.prefix_cache(tokens)
-
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method of this worker, of its cache (`engine.cache.copy`) or prefixes; tensors may be anywhere."""
+        """Call a method of this worker or of its cache, such as `engine.cache.copy`; tensors may be anywhere."""
         device = self.engine.device
         return attrgetter(name)(self)(*(x.to(device) if isinstance(x, Tensor) else x for x in arguments))
 

@@ -14,11 +14,11 @@ from torch.nn.functional import linear
 from engines.pytorch.layer_ops import gate, rms_norm
 from mtad.errors import InvalidInput
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "relu": functional.relu,
+ACTIVATIONS: dict[str, torch.nn.Module] = {
+    "silu": torch.nn.SiLU(),
+    "gelu": torch.nn.GELU(),
+    "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+    "relu": torch.nn.ReLU(),
 }
 """Those that the kernel of `engines.pytorch.layer_ops.gate` knows."""
 
@@ -152,17 +152,6 @@ class AddedLinear(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Unadded:
         return Unadded(x, self.weight)
-
-
-class Activation(torch.nn.Module):
-    """One of `ACTIVATIONS`, for models that spell theirs out."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ACTIVATIONS[self.name](x)
 
 
 def alike(ours: Tensor, theirs: Tensor) -> bool:

@@ -32,7 +32,6 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from engines.pytorch.fused_layers import (
     ACTIVATIONS,
-    Activation,
     AddedLinear,
     DeferredNorm,
     Gated,
@@ -251,15 +250,15 @@ def _gated(module: torch.nn.Module) -> Gated | None:
         return None
     for up, down in permutations([*joined, *plain]):
         if up.weight.shape[0] == 2 * down.weight.shape[1] and _is_plain(down):
-            x = _random_input(up.weight, up.weight.shape[1])
+            x = torch.randn(1, 2, up.weight.shape[1], generator=torch.Generator().manual_seed(0)).to(up.weight)
             values, factor = (up.whole(x) if joined else up(x)).chunk(2, -1)
             if alike(down(ACTIVATIONS[names[0]](values) * factor), module(x)):
                 return Gated(up, names[0], down)
     return None
 
 
-def _activation(module: torch.nn.Module) -> Activation | None:
-    return Activation(name) if (name := _activation_name(module)) else None
+def _activation(module: torch.nn.Module) -> torch.nn.Module | None:
+    return ACTIVATIONS[name] if (name := _activation_name(module)) else None
 
 
 def _activation_name(module: torch.nn.Module) -> str | None:
@@ -268,9 +267,3 @@ def _activation_name(module: torch.nn.Module) -> str | None:
     x = torch.linspace(-6, 6, 256)  # on the CPU, in float32: it has no weights
     same = (name for name, known in ACTIVATIONS.items() if torch.allclose(known(x), module(x), atol=1e-6))
     return next(same, None) if not list(module.parameters()) else None
-
-
-def _random_input(like: Tensor, size: int) -> Tensor:
-    """Random vectors [1, 2, size]; torch's own random numbers stay as they are."""
-    values = torch.randn(1, 2, size, generator=torch.Generator().manual_seed(0))
-    return values.to(like.device, like.dtype)

@@ -34,12 +34,7 @@ from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet
 from export.checkpoint.packed import Packing
 from export.checkpoint.vocabulary import within
-from export.checkpoint.weights import (
-    Weights,
-    empty_model,
-    model_weights,
-    stored_weights,
-)
+from export.checkpoint.weights import Weights, empty_model, stored_weights
 from mtad.errors import InvalidInput, refused_as
 from mtad.params import SAMPLING, DecodingParams
 
@@ -158,16 +153,12 @@ class Checkpoint:
         found = None if self.file or self.adapter else self._stored()
         if found is not None:
             return found
-        loaded = self.load(torch.float32 if self.file or self.adapter else "auto")
+        loaded: dict[str, torch.Tensor] = self.load(torch.float32 if self.file or self.adapter else "auto").state_dict()
         log.warning("%s: these weights are converted while they are loaded, all at once", self.name)
-        return model_weights(loaded)
+        return loaded.__getitem__
 
     def _stored(self) -> Weights | None:
-        """Its weights as its files have them; None if transformers has to convert them.
-
-        Raises:
-            InvalidInput: files are damaged, or not every packed matrix is there.
-        """
+        """Its weights as its files have them; None if transformers has to convert them."""
         with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
             found = stored_weights(self.folder, self.empty("float32"), self.packing)
         if found is None and self.packing is not None:
@@ -246,7 +237,10 @@ class Checkpoint:
             raise InvalidInput("precision" if self.name == "target" else f"{self.name}_precision", precision, problem)
         if not self.download and self.packing is not None:
             self._stored()  # says what is missing
-        layers, kv_heads, head_dim, vocab_size = self._shape()
+        problem = f"{self.config.architectures[0]} does not run with an explicit cache, mask and positions"
+        with refused_as(self.name, str(self.folder), problem), quiet(), FakeTensorMode():
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(self.config), trust_remote_code=False)
+            layers, kv_heads, head_dim, vocab_size = cache_shape(model)
         return EngineSpec(
             architecture=self.config.architectures[0],
             layers=layers,
@@ -266,10 +260,3 @@ class Checkpoint:
             },
             source=self.source,
         )
-
-    def _shape(self) -> tuple[int, int, int, int]:
-        """`cache_shape` of the model, without its weights."""
-        problem = f"{self.config.architectures[0]} does not run with an explicit cache, mask and positions"
-        with refused_as(self.name, str(self.folder), problem), quiet(), FakeTensorMode():
-            config = copy.deepcopy(self.config)
-            return cache_shape(AutoModelForCausalLM.from_config(config, trust_remote_code=False))

@@ -141,12 +141,6 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def model_weights(model: PreTrainedModel) -> Weights:
-    """The weights of a model that is in memory."""
-    tensors: dict[str, Tensor] = model.state_dict()
-    return tensors.__getitem__
-
-
 def stored_buffers(model: PreTrainedModel) -> list[str]:
     """Buffers that are part of a checkpoint, such as what a router adds to its scores."""
     return sorted(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())

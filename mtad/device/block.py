@@ -22,7 +22,7 @@ def first_inputs(given: Given, length: int, capacity: int) -> Step:
     write_at = start.clamp(min=0)
     mask = columns <= (write_at[:, None] + two)[:, :, None]
     positions = (start[:, None] + two).clamp(min=0)
-    return Step(given.last_two, positions, torch.where(given.real, write_at, capacity), mask[:, None])
+    return given.last_two, positions, torch.where(given.real, write_at, capacity), mask[:, None]
 
 
 def select_nodes(tree: Tree, given: Given, is_end: Tensor, whole: bool) -> Scored:
@@ -75,7 +75,7 @@ def target_inputs(scored: Scored | None, given: Given, length: int, capacity: in
         sees = scored.ancestors.gather(2, at) & ((behind >= 0) & (behind < nodes))[:, None]
         mask = torch.cat([mask, mask | sees], 1)
         tokens, positions = torch.cat([tokens, scored.tokens], 1), torch.cat([positions, positions + scored.depths], 1)
-    return Step(tokens, positions, torch.where(given.real, given.committed - 1, capacity), mask[:, None])
+    return tokens, positions, torch.where(given.real, given.committed - 1, capacity), mask[:, None]
 
 
 def decide(

@@ -99,7 +99,7 @@ def draw_level(level: int, tree: Tree, above: Tables, given: Given, is_end: Tens
         the auxiliary's step over the level.
     """
     (rows, levels, width), device = tree.tokens.shape, tree.tokens.device
-    step = Step(
+    step = (
         torch.empty((rows, width), dtype=torch.int64, device=device),
         torch.empty((rows, width), dtype=torch.int64, device=device),
         torch.empty(rows, dtype=torch.int64, device=device),

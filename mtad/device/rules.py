@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,69 +43,6 @@ def joint_log_p(scored: Scored, p: Tables) -> Tensor:
     return whole.masked_fill(~scored.drafted, -math.inf)
 
 
-class Moved(NamedTuple):
-    """Targets that are moved along chains, as `mtad.rules.budget` has them.
-
-    Attributes:
-        p: float32 [R, levels, V], p~ where the row has a budget.
-        bounded: bool [R], which rows have one.
-        spent: float32 [R, levels], total variation of p~ and p; 0 elsewhere.
-    """
-
-    p: Tensor
-    bounded: Tensor
-    spent: Tensor
-
-    @classmethod
-    def of(cls, p: Tables, q: Tables, count: Tensor, divergence: Tensor, plausible: Tensor) -> Moved:
-        """Those of rows that have drafted `count` [R] tokens; divergence is 0 without a budget; float32 [R] each."""
-        levels = torch.arange(q.logits.shape[1], device=count.device)
-        places = [at.expand(len(count), 1) for at in levels]
-        pairs = ((probabilities(p, at)[:, 0], probabilities(q, at)[:, 0]) for at in places)
-        each = [move(*pair, divergence, plausible) for pair in pairs]
-        spent, bounded = torch.stack([far for _, far in each], 1), divergence > 0
-        spent = torch.where(bounded[:, None] & (levels < count[:, None]), spent, 0.0)
-        return cls(torch.stack([own for own, _ in each], 1), bounded, spent)
-
-
-class Chances(NamedTuple):
-    """The target's distributions along chains, some of them moved, and the auxiliary's.
-
-    Attributes:
-        p: [R, 1 + M]. q: [R, levels], what each token of the chain was drawn from.
-        moved: None where no row has a budget.
-        lengths: int64 [R], of the chains.
-    """
-
-    p: Tables
-    q: Tables
-    moved: Moved | None
-    lengths: Tensor
-
-    def log_prob(self, tokens: Tensor) -> Tensor:
-        """Log-probability of the chains' tokens [R, levels], float64."""
-        at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        plain = self.p.log_prob(at, tokens)
-        if self.moved is None:
-            return plain
-        own = self.moved.p.gather(2, tokens[..., None])[..., 0].double().log()
-        return torch.where(self.moved.bounded[:, None], own, plain)
-
-    def after(self, at: Tensor) -> Tensor:
-        """All probabilities after the first `at` [R, N] tokens, float32 [R, N, V]."""
-        plain = probabilities(self.p, at)
-        if self.moved is None:
-            return plain
-        rows = torch.arange(len(at), device=at.device)[:, None]
-        own = self.moved.p[rows, at.clamp(max=self.moved.p.shape[1] - 1)]
-        return torch.where((self.moved.bounded[:, None] & (at < self.lengths[:, None]))[..., None], own, plain)
-
-    def residual(self, at: Tensor, weight: Tensor) -> Tensor:
-        """max(weight p - q, 0) after the first `at` tokens, float32 [R, N, V]; weight [R, N]."""
-        q = probabilities(self.q, at.clamp(max=self.q.logits.shape[1] - 1))
-        return (weight.float()[..., None] * self.after(at)).sub_(q).clamp_(min=0)
-
-
 def move(p: Tensor, q: Tensor, divergence: Tensor, plausible: Tensor) -> tuple[Tensor, Tensor]:
     """`mtad.rules.budget.move` of probabilities [R, V]: p~, and how far it is from p, float32 [R]."""
     most, more = p.amax(1), (q - p).double()
@@ -116,6 +52,22 @@ def move(p: Tensor, q: Tensor, divergence: Tensor, plausible: Tensor) -> tuple[T
     shares = [part / part.sum(1, keepdim=True).clamp(min=1e-300) for part in (gains, losses)]
     change = spent * (shares[0] - shares[1])
     return (p + torch.where(spent > 0, change, 0.0)).clamp(min=0).float(), spent[:, 0].float()
+
+
+def move_all(p: Tables, q: Tables, count: Tensor, divergence: Tensor, plausible: Tensor) -> tuple[Tensor, Tensor]:
+    """p~ along chains of `count` [R] tokens, float32 [R, levels + 1, V], and how far each is from p, [R, levels + 1].
+
+    It is p where nothing is moved: behind a chain, and where divergence, float32 [R], is 0.
+    """
+    places = torch.arange(q.logits.shape[1] + 1, device=count.device)
+    moved = probabilities(p, places.expand(len(count), -1))
+    spent = torch.zeros(moved.shape[:2], device=count.device)
+    for level, at in enumerate(places[:-1]):
+        own, far = move(moved[:, level], probabilities(q, at.expand(len(count), 1))[:, 0], divergence, plausible)
+        drafted = level < count
+        moved[:, level] = torch.where(drafted[:, None], own, moved[:, level])
+        spent[:, level] = torch.where(drafted & (divergence > 0), far, 0.0)
+    return moved, spent
 
 
 def verify(
@@ -140,10 +92,23 @@ def verify(
         of each token was moved, in total variation, float32 [R, levels + 1], None without a budget.
     """
     drafted, log_q = scored.drafted[:, :levels], scored.log_q[:, :levels]
-    count = drafted.sum(1)
-    moved = Moved.of(p, q, count, *budget) if budget is not None else None
-    chances = Chances(p, q, moved, count)
-    log_p = chances.log_prob(scored.tokens[:, :levels])
+    count, tokens = drafted.sum(1), scored.tokens[:, :levels]
+    depth, every = torch.arange(1, levels + 1, device=count.device), torch.arange(len(count), device=count.device)
+    log_p = p.log_prob((depth - 1).expand_as(tokens), tokens)
+    moved, spent = None, None
+    if budget is not None:
+        moved, spent = move_all(p, q, count, *budget)
+        own = moved[:, :levels].gather(2, tokens[..., None])[..., 0].double().log()
+        log_p = torch.where((budget[0] > 0)[:, None], own, log_p)
+
+    def after(at: Tensor) -> Tensor:
+        """The target's probabilities after the first `at` [R, N] tokens, float32 [R, N, V]."""
+        return probabilities(p, at) if moved is None else moved[every[:, None], at]
+
+    def residual(at: Tensor, weight: Tensor) -> Tensor:
+        """max(weight p - q, 0) after the first `at` tokens, float32 [R, N, V]; weight [R, N]."""
+        return (weight.float()[..., None] * after(at)).sub_(probabilities(q, at.clamp(max=levels - 1))).clamp_(min=0)
+
     own_q = log_q - pad(log_q[:, :-1], (1, 0))
     ratio = torch.where(drafted, (log_p - own_q).clamp(max=700), 0.0).exp()
     kept = ((accept < ratio) & drafted).long().cumprod(1).sum(1)
@@ -152,16 +117,15 @@ def verify(
         running = [weight]
         for step in ratio.unbind(1):
             running.append((running[-1] * step).clamp(max=1.0))
-        w, depth = torch.stack(running[1:], 1), torch.arange(1, levels + 1, device=count.device)
-        bounds = w
+        bounds = w = torch.stack(running[1:], 1)
         if levels > 1:
-            s = chances.residual(depth[:-1].expand(len(w), -1), w[:, :-1]).sum(2, dtype=torch.float64)
+            s = residual(depth[:-1].expand(len(w), -1), w[:, :-1]).sum(2, dtype=torch.float64)
             inner = torch.where(s > 0, s / (s + 1.0 - w[:, :-1]), 0.0)
             bounds = torch.where(depth < count[:, None], pad(inner, (0, 1)), w)
         at = (depth * ((accept < bounds) & (depth <= count[:, None]))).amax(1)
         scale = torch.where(at > 0, w.gather(1, (at - 1).clamp(min=0)[:, None])[:, 0], 1.0)
         kept, weight = torch.where(blockwise, at, kept), torch.where(blockwise, scale, weight)
-    rest = chances.residual(kept[:, None], weight[:, None])[:, 0]
+    rest = residual(kept[:, None], weight[:, None])[:, 0]
     whole = (kept == count) | ~(rest.sum(1) > 0)
-    weights = torch.where(whole[:, None], chances.after(kept[:, None])[:, 0], rest)
-    return kept - 1, weights, None if moved is None else pad(moved.spent, (0, 1))
+    weights = torch.where(whole[:, None], after(kept[:, None])[:, 0], rest)
+    return kept - 1, weights, spent

@@ -56,13 +56,8 @@ class Given(NamedTuple):
     bonus: Tensor
 
 
-class Step(NamedTuple):
-    """Inputs of a model's step: see `engines.base.Step`."""
-
-    tokens: Tensor
-    positions: Tensor
-    write_at: Tensor
-    mask: Tensor
+Step = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Tokens, positions, write_at and mask of a model's step: see `engines.base.Step`."""
 
 
 class Tree(NamedTuple):
@@ -115,16 +110,10 @@ class Scored(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The outcome of a block of R rows.
+    """The outcome of a block of R rows as `mtad.batch.Decisions` has it, but in float32.
 
     Attributes:
-        tokens: int64 [R, D + 1], the accepted tokens and then the bonus token.
-        log_probs: float32 [R, D + 1], the target's log-probability of each, at temperature 1 without a filter.
-        lengths: int64 [R], accepted tokens; `lengths + 1` entries of the other two count.
-        paths: int64 [R, D], the scored node of each accepted token.
         longest: int64 [R], tokens of the longest path that was drafted.
-        spent: float32 [R, D + 1], how far the law of each token was moved, in total variation.
-        finite: bool [R], whether all logits that were looked at are distributions.
     """
 
     tokens: Tensor
@@ -164,11 +153,6 @@ class Tables(NamedTuple):
     numbers: Tensor
     last: Tensor
     blocks: Tensor
-
-    @property
-    def bad(self) -> Tensor:
-        """Which logits are no distribution, bool [R, S]."""
-        return self.numbers[2].isnan()
 
     def log_prob(self, at: Tensor, tokens: Tensor) -> Tensor:
         """Log-probability of tokens [R, M] at positions `at` [R, M], float64; -inf where the filter removed them."""

@@ -56,7 +56,7 @@ def relaxed(row, scored, bonus):
         ids, log_p = after(scored.p, length - 1)
         own = log_prob(ids, log_p, scored.tokens[length])
         close = math.exp(np.float64(log_p.max())) - math.exp(own) <= row.threshold
-        if not (own > -math.inf and close and rank_of(ids, log_p, scored.tokens[length]) < row.relaxed_topk):
+        if not (own > -math.inf and close and rank_of(ids, log_p, scored.tokens[length], own) < row.relaxed_topk):
             break
         length += 1
     return length - 1
@@ -69,11 +69,9 @@ def ratio_of(scored, node):
 
 
 @compiled
-def rank_of(ids, log_p, token):
-    """How many tokens are likelier than `token`, or as likely with a smaller id; all where the filter removed it."""
-    own, rank = log_prob(ids, log_p, token), 0
-    if own == -math.inf:
-        return len(ids)
+def rank_of(ids, log_p, token, own):
+    """How many tokens are likelier than `token`, whose log-probability is `own`, or as likely with a smaller id."""
+    rank = 0
     for at in range(len(ids)):
         rank += log_p[at] > own or (log_p[at] == own and ids[at] < token)
     return rank

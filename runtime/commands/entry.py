@@ -124,6 +124,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "tuple[int, ...]": {"type": _integers, "metavar": "N,N,..."},
     "tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
     "str | tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
+    "Path": {"type": Path, "metavar": "FILE"},
     "Mapping[int, float]": {"type": json_object, "metavar": "JSON"},
 }
 """How an option of each type is read, by its annotation; all others are text."""

@@ -13,7 +13,8 @@ from runtime.commands.entry import Parser, add_options, command, given_options, 
 from runtime.commands.pair_source import print_stage
 from runtime.commands.terminal import waiting
 
-OPTION_FIELDS = ("revision", "auxiliary_revision", "rows", "capacity", "precision", "auxiliary_precision", "attention")
+OPTION_FIELDS: tuple[str, ...] = ("revision", "auxiliary_revision", "rows", "capacity", "precision")
+OPTION_FIELDS += ("auxiliary_precision", "calibration", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
 WORKER = "tensorrt-llm-worker"
 """In the place of a format: no engines are made, but what TensorRT-LLM's own worker is started with."""
@@ -34,11 +35,6 @@ def main() -> None:
     parser.add_argument("--auxiliary", help="checkpoint of the auxiliary")
     add_options(parser, ExportOptions, only=OPTION_FIELDS)
     parser.add_argument(
-        "--calibration",
-        type=Path,
-        help="text to measure a quantized pair on: JSON lines, prompt and maybe answer (default: a few bundled ones)",
-    )
-    parser.add_argument(
         "--to",
         dest="format",
         default=ExportOptions.format,
@@ -57,7 +53,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="check the input and estimate; write nothing")
     options = parser.parse_args()
     if options.format == WORKER:
-        for name in (*OPTION_FIELDS, "calibration", "compute_capabilities", "overwrite", "dry_run"):
+        for name in (*OPTION_FIELDS, "compute_capabilities", "overwrite", "dry_run"):
             if value := getattr(options, name, None):
                 raise InvalidInput(name, value, f"--to {WORKER} makes no engines; leave it out")
         _write_worker(options.pair, options.target, options.auxiliary, options.defaults)

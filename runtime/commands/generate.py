@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, read_text
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer, print_figures, waiting
-from runtime.config import RuntimeConfig, read_text, use_torch
+from runtime.config import RuntimeConfig, use_torch
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
@@ -55,10 +55,10 @@ def main() -> None:
         use_torch()
         llm = LLM(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
-    for name in (
-        name.replace("_", "-") for name in given if not (params.spec.uses(name) or params.thinking.spec.uses(name))
-    ):
-        print(f"{parser.prog}: warning: --{name} has no effect with the method {params.method}", file=sys.stderr)
+    for name in given:
+        if not (params.spec.uses(name) or params.thinking.spec.uses(name)):
+            option = name.replace("_", "-")
+            print(f"{parser.prog}: warning: --{option} has no effect with the method {params.method}", file=sys.stderr)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said
     print(*filter(None, (llm.pair.runs_on, llm.memory)), sep="\n", file=sys.stderr)

@@ -14,24 +14,20 @@ from runtime.pair import open_tokenizer, read_description
 
 
 def inspect(folder: Path) -> dict[str, Any]:
-    """Describe a folder of `mtad export`: `inspect_pair` or `inspect_engine`.
+    """Describe a pair or an engine of `mtad export`.
 
     Raises:
         InvalidInput: it is damaged.
     """
-    return inspect_pair(folder) if (folder / "pair.json").exists() else inspect_engine(folder)
+    return _pair(folder) if (folder / "pair.json").exists() else _engine(folder)
 
 
-def inspect_pair(folder: Path) -> dict[str, Any]:
-    """A pair: what its engines share, each of them, and the memory they take together by default.
-
-    Raises:
-        InvalidInput: the folder, or one of its engines, is damaged.
-    """
+def _pair(folder: Path) -> dict[str, Any]:
+    """What the engines of a pair share, each of them, and the memory they take together by default."""
     values = read_description(folder)
     vocabularies = {"target": values["vocabulary_hash"], "auxiliary": values["auxiliary_vocabulary_hash"]}
     DecodingParams.from_dict(defaults := values["defaults"] | values["tuned"])
-    engines = {name: inspect_engine(folder / name, vocabularies[name]) for name in values["engines"]}
+    engines = {name: _engine(folder / name, vocabularies[name]) for name in values["engines"]}
     specs = {name: read_spec(folder / name) for name in engines}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
@@ -50,12 +46,8 @@ def inspect_pair(folder: Path) -> dict[str, Any]:
     }
 
 
-def inspect_engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any]:
-    """An engine: its `engine.json`, and what is in its files.
-
-    Raises:
-        InvalidInput: the folder is damaged.
-    """
+def _engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any]:
+    """An engine's `engine.json`, and what is in its files."""
     spec = read_spec(folder)
     tokenizer = open_tokenizer(folder, vocabulary)
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -81,20 +81,13 @@ def check_room(folder: Path, config: RuntimeConfig, max_tokens: int | None) -> N
     Raises:
         CapacityExceeded: they do not fit behind even the shortest prompt.
     """
-    target = _target(folder)
-    capacity = target.get("capacity")
+    try:
+        capacity = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))["capacity"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return  # opening the pair says what is wrong
     if isinstance(capacity, int) and (max_tokens or 0) >= capacity - config.nodes:
         problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
         raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
-
-
-def _target(folder: Path) -> dict[str, Any]:
-    """What a pair says of its target; nothing where that cannot be read: opening the pair says what is wrong."""
-    try:
-        values = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path:

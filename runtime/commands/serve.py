@@ -12,11 +12,11 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engines.memory import parse_bytes
-from mtad.errors import InvalidInput, imported
+from mtad.errors import InvalidInput, imported, read_text
 from runtime.commands.entry import Parser, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, find_pair
 from runtime.commands.terminal import waiting
-from runtime.config import RuntimeConfig, read_text, use_torch
+from runtime.config import RuntimeConfig, use_torch
 from runtime.server.options import ClusterOptions, ServerOptions
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def main() -> None:
         from runtime.server.service import Service
 
         use_torch()
-    if not keys and not is_loopback(options.host):
+    if not keys and not ip_address(bound.getsockname()[0]).is_loopback:
         log.warning("%s is open to other machines, and no API key is asked for (--api-key)", options.host)
     if options.chat_template:
         template = read_template(options.chat_template, open_tokenizer(folder / "target"))
@@ -146,11 +146,3 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
             raise InvalidInput("api-key-file", str(file), "holds no key; give one per line")
         found += keys
     return tuple(found)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from engines.prompts import Example, read_prompts
+from engines.prompts import read_prompts
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import PLACEMENT, Parser, add_options, command, given_options, json_object
@@ -52,10 +50,7 @@ def main() -> None:
     examples = read_prompts(options.prompts)
     if len(examples) < 2:
         raise InvalidInput("prompts", str(options.prompts), "give at least two prompts")
-    _tune(options, examples)
 
-
-def _tune(options: argparse.Namespace, examples: Sequence[Example]) -> None:
     from runtime.llm import LLM
     from runtime.pair import read_description, write_tuning
     from runtime.tuning.search import GRID, decide, grid_of, search, setting_of, table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, first_line
 from mtad.params import LANGUAGES, DecodingParams
 from runtime.constraints.bad_words import BadWords
 
@@ -128,7 +128,7 @@ class Follower:
             wrong = self._problem(self._over)
         elif not reached:
             self._grammar.hit_limit |= self._matcher.is_error()
-            why = f" ({_first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
+            why = f" ({first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
             taken = len(self._text) + len(self._lookahead)
             wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
         elif len(body) < len(tokens):
@@ -167,7 +167,7 @@ class Follower:
             if reached:
                 bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(bits)] & bits
             if self._matcher.is_error():
-                why, self._grammar.hit_limit = _first_line(self._matcher.get_error()), True
+                why, self._grammar.hit_limit = first_line(self._matcher.get_error()), True
                 problem = self._problem(f"no token can follow the first {length} ({why})")
                 self._restart(why)
         if problem is None and reached:
@@ -221,7 +221,3 @@ class Follower:
         self._matcher, self._lookahead = self._grammar.start.deep_copy(), []
         if self._matcher.try_consume_tokens(self._text) < len(self._text):  # their lexer is full
             self._over = f"it cannot be followed any further ({why})"
-
-
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0]

@@ -71,7 +71,7 @@ class Grammars:
         return self._checked(params, grammar)
 
     def prepare(self) -> LLTokenizer:
-        """What the first grammar needs, 0.4 s of the interpreter for 128,000 tokens, is done now.
+        """Llguidance's vocabulary, read by the first call: 0.4 s of the interpreter for 128,000 tokens.
 
         Raises:
             InvalidInput: llguidance cannot use the tokenizer.
@@ -97,7 +97,6 @@ class Grammars:
         self._pool.close()
 
     def _find(self, params: DecodingParams) -> Grammar | None:
-        """The grammar, if it is kept."""
         key = language(params)
         self.forget()
         with self._keeping:
@@ -109,6 +108,9 @@ class Grammars:
         if (known := self._find(params)) is not None:
             return known
         field, text = language(params)
+        if not self.eos:
+            lacks = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
+            raise InvalidInput("tokenizer", type(self._tokenizer.model).__name__, lacks)
         tokenizer, found = self.prepare(), trials.run(field, text)
         matcher, problems = None, found["problems"]
         if not problems:
@@ -147,19 +149,15 @@ class Grammars:
         return {"tokenizer": plain.to_str(), "vocab_size": size, "eos": list(self.eos)}
 
     def _prepare(self) -> LLTokenizer:
-        kind = type(self._tokenizer.model).__name__
-        if not self.eos:
-            problem = f"it has no end-of-sequence token to end a constrained text; leave {', '.join(LANGUAGES)} out"
-            raise InvalidInput("tokenizer", kind, problem)
         remedy = f"the extra grammars installs it; or leave {', '.join(LANGUAGES)} out"
         library, given = imported("llguidance", "llguidance", "missing", remedy), self._settings()
         try:
             made: LLTokenizer = library.LLTokenizer(
-                given["tokenizer"], n_vocab=given["vocab_size"], eos_token=given["eos"]
+                given["tokenizer"], n_vocab=given["vocab_size"], eos_token=given["eos"] or None
             )
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
-            raise InvalidInput("tokenizer", kind, problem) from None
+            raise InvalidInput("tokenizer", type(self._tokenizer.model).__name__, problem) from None
         except TypeError:  # TensorRT-LLM 1.2 pins such a release
             problem = "older than 1.9, it knows a single end of a text; install the extra grammars elsewhere"
             raise InvalidInput("llguidance", version("llguidance"), problem) from None

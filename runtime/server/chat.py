@@ -12,8 +12,7 @@ from typing import Any
 from pydantic_core import to_json
 from transformers import PreTrainedTokenizerBase
 
-from mtad.errors import InvalidInput, refused_as
-from runtime.config import read_text
+from mtad.errors import InvalidInput, read_text, refused_as
 from runtime.constraints.trials import Pool
 from runtime.prompts import Prompt
 

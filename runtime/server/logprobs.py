@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from runtime.constraints.grammar import Grammars
 from runtime.decoder.draft_details import DraftedToken
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
@@ -42,26 +41,17 @@ class Echo(NamedTuple):
 
 
 class TokenNames:
-    """Bytes and names of tokens; a token may be a part of a character only."""
+    """Bytes and names of tokens, by the vocabulary that grammars read; a token may be a part of a character only."""
 
-    def __init__(self, tokenizer: Tokenizer, eos: tuple[int, ...]) -> None:
-        self._tokenizer, self._eos = tokenizer, eos
-        self._bytes: LLTokenizer | None = None
+    def __init__(self, tokenizer: Tokenizer, grammars: Grammars) -> None:
+        self._tokenizer, self._grammars = tokenizer, grammars
         self._known: dict[int, tuple[str, bytes]] = {}
-        self._lock = threading.Lock()
-
-    def prepare(self) -> None:
-        """Read the vocabulary, once; seconds for large ones, so not in an event loop."""
-        with self._lock:
-            if self._bytes is None:
-                self._bytes = LLTokenizer(self._tokenizer.to_str(), eos_token=list(self._eos) or None)
 
     def name(self, token: int) -> tuple[str, bytes]:
         """Text of a token (`�` for parts of characters) and its bytes."""
         found = self._known.get(token)
         if found is None:
-            assert self._bytes is not None, "not prepared"
-            raw = bytes(self._bytes.decode_bytes([token]))
+            raw = bytes(self._grammars.prepare().decode_bytes([token]))
             if not raw and self._tokenizer.id_to_token(token) in LAST_BYTE:
                 raw = b"\xff"
             found = self._known[token] = raw.decode("utf-8", errors="replace"), raw

@@ -112,11 +112,6 @@ class Body(_Parameters):
         return translate(values, cls.model_fields)
 
     @property
-    def limited(self) -> bool:
-        """Whether it says how many new tokens it wants; otherwise it gets what fits."""
-        return not self.model_fields_set.isdisjoint(("max_tokens", "max_completion_tokens"))
-
-    @property
     def renamed(self) -> dict[str, str]:
         """What fields of `DecodingParams` are called here, where it differs."""
         return {"json_schema": "response_format"} if self.response_format else {}

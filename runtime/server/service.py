@@ -49,7 +49,7 @@ class Service:
     def __init__(self, engine: AsyncLLM, options: ServerOptions) -> None:
         self.engine, self.options = engine, options
         pair = engine.llm.pair
-        self._names = TokenNames(pair.tokenizer.backend_tokenizer, pair.eos)
+        self._names = TokenNames(pair.tokenizer.backend_tokenizer, engine.llm.grammars)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
         self._bodies, self._answers, self._scrapes = RestingThread(), RestingThread(), RestingThread()
@@ -145,7 +145,7 @@ class Service:
             raise InvalidInput(name, value, f"{problem} (--max-choices)")
         prompts = await self._prompts(request, body)
         if body.alternatives is not None or params.prompt_logprobs is not None or params.draft_details:
-            await asyncio.to_thread(self._names.prepare)
+            await asyncio.to_thread(self.engine.llm.grammars.prepare)
         texts = prompts
         if params.prompt_logprobs is not None:
             prompts = [await self._tokenized(prompt) for prompt in prompts]
@@ -153,7 +153,8 @@ class Service:
                 problem = f"at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompts per request; send fewer prompts"
                 raise InvalidInput("prompt_logprobs", f"{values} log-probabilities", problem)
         salt = json.dumps([client.key, body.cache_salt]) if client.key or body.cache_salt else ""
-        others = {"client": client.name, "cache_salt": salt, "fit": not body.limited}
+        unlimited = body.model_fields_set.isdisjoint(("max_tokens", "max_completion_tokens"))  # gets what fits
+        others = {"client": client.name, "cache_salt": salt, "fit": unlimited}
         try:
             stream = await self.engine.submit_many(prompts, params, body.priority, **others)
         except InvalidInput as error:

@@ -178,11 +178,6 @@ class Planner:
                 stored = request.auxiliary_seconds, request.auxiliary_stored
                 self._stored = [0.9 * mean + own for mean, own in zip(self._stored, stored, strict=True)]
 
-    def _storing(self) -> float:
-        """Seconds per token of text."""
-        (seconds, stored), (prompts, answers) = self._stored, self._texts
-        return seconds / stored * prompts / answers if stored else 0.0
-
     def _variant(self, request: Request, looked_up: bool) -> DecodingParams:
         params = request.part_params
         if params.looks_up and looked_up:
@@ -217,13 +212,15 @@ class Planner:
             return
         seconds = self._times.expected(len(requests), [max(n, fixed) for n in lengths])
         tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
+        (spent, count), (prompts, answers) = self._stored, self._texts
+        per_token = spent / count * prompts / answers if count else 0.0  # seconds of storing, per token of text
         for request in requests:
             expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
             for n in lengths:
                 own = expected[self._length(request, n)]
                 tokens[n] += own
                 if n and request.params.follows_load:
-                    stored[n] += own * self._storing()
+                    stored[n] += own * per_token
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from mtad.errors import InvalidInput, refused_as
-from runtime.config import RuntimeConfig, check_least, read_text
+from mtad.errors import InvalidInput, read_text, refused_as
+from runtime.config import RuntimeConfig, check_least
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,6 @@ def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int,
         InvalidInput: a tensor cannot be used; its `field` is the tensor's name.
     """
     names, parameters, settings, prompts = dict[str, str](), dict[str, Any](), dict[str, Any](), dict[str, Any]()
-
-    def give(field: str, value: Any, name: str, shown: tuple[str, Any] | None = None) -> None:
-        """Set a decoding parameter by a tensor's name; `shown` is named instead if it is set already."""
-        if field in parameters:
-            raise InvalidInput(*(shown or (name, value)), f"give it or {names[field]}, not both")
-        parameters[field], names[field] = value, name
-
     for tensor in INPUTS:
         if tensor.name not in tensors:
             continue
@@ -65,12 +58,13 @@ def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int,
             case "end" if value not in eos:
                 problem = f"texts end with {' or '.join(map(str, eos))}; leave it out"
                 raise InvalidInput(tensor.name, value, problem)
-            case "parameter":
-                give(tensor.field, value, tensor.name)
-    asked, drafted = OutputSettings(**settings), settings.get("num_draft_tokens")
-    if drafted is not None:  # 0 switches drafting off, as it does in TensorRT-LLM
-        own = "num_draft_tokens"
-        give("draft_len" if drafted else "method", drafted or "sample", own, (own, drafted))
+            case "parameter" | "drafted" as role:
+                field, own = tensor.field, value
+                if role == "drafted" and not value:  # it switches drafting off, as in TensorRT-LLM
+                    field, own = "method", "sample"
+                if field in parameters:
+                    raise InvalidInput(tensor.name, value, f"give it or {names[field]}, not both")
+                parameters[field], names[field] = own, tensor.name
     names = {field: name for field, name in names.items() if field != name}
     try:
         params = DecodingParams.from_dict(parameters, defaults)
@@ -79,7 +73,7 @@ def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int,
     if len(prompts) != 1:
         given = "both" if prompts else None
         raise InvalidInput("text_input", given, "give either text_input, or token ids as input_ids")
-    return TritonRequest(next(iter(prompts.values())), params, asked, names)
+    return TritonRequest(next(iter(prompts.values())), params, OutputSettings(**settings), names)
 
 
 def _value(tensor: TritonTensor, values: Array) -> Any:

@@ -32,7 +32,7 @@ class TritonResponse:
         self._settings, self._requests = settings, requests
         self._before = [echo] * len(requests)  # what stands before a choice's next text
         self._sums = [0.0] * len(requests)
-        self._types = {tensor.name: tensor.type for tensor in OUTPUTS}
+        self._dtypes = {tensor.name: _DTYPES.get(tensor.type, tensor.type.lower()) for tensor in OUTPUTS}
 
     def tensors(self, choices: Sequence[OutputDelta]) -> dict[str, NDArray[Any]]:
         """What deltas of some choices add, as tensors."""
@@ -61,7 +61,7 @@ class TritonResponse:
         ended = [delta.statistics for delta in choices if delta.statistics]
         if len(ended) == len(choices):
             values |= self._ending(choices, ended)
-        return {name: self._array(name, value) for name, value in values.items()}
+        return {name: np.array([value], self._dtypes[name]) for name, value in values.items()}
 
     def _ending(self, choices: Sequence[OutputDelta], ended: Sequence[Statistics]) -> dict[str, list[Any]]:
         values: dict[str, list[Any]] = {
@@ -78,10 +78,6 @@ class TritonResponse:
         if self._settings.return_perf_metrics:
             values["statistics"] = [json.dumps(one.to_dict()).encode() for one in ended]
         return values
-
-    def _array(self, name: str, value: list[Any]) -> NDArray[Any]:
-        kind = self._types[name]
-        return np.array([value], _DTYPES.get(kind, kind.lower()))
 
 
 def _padded(rows: Sequence[Sequence[Any]], padding: Any) -> list[list[Any]]:

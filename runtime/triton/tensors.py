@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mtad.params import DecodingParams
 
-Role = Literal["prompt", "parameter", "setting", "neutral", "end", "padding"]
+Role = Literal["prompt", "parameter", "drafted", "setting", "neutral", "end", "padding"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class TritonTensor:
         dims: without the batch dimension; -1 is any.
         role: of an input: part of the prompt, a field of `DecodingParams`, a setting of the answer, or one of
             TensorRT-LLM's that is taken at the values that change nothing and refused at others. `end` must be an
-            end-of-sequence token of the pair's; `padding` is a token id that is never needed.
+            end-of-sequence token of the pair's; `padding` is a token id that is never needed; `drafted` is what
+            TensorRT-LLM calls `draft_len`, of which 0 drafts nothing.
         field: what it sets.
         neutral: of a neutral input: values that change nothing.
         problem: of a neutral input: why other values are refused.
@@ -52,7 +53,6 @@ class OutputSettings:
         return_num_input_tokens, return_num_output_tokens: numbers of tokens.
         return_perf_metrics: all statistics as JSON, times among them.
         priority: larger ones overtake those that wait.
-        num_draft_tokens: TensorRT-LLM's name for `draft_len`; 0 drafts nothing.
     """
 
     stream: bool = False
@@ -63,7 +63,6 @@ class OutputSettings:
     return_num_output_tokens: bool = False
     return_perf_metrics: bool = False
     priority: int = 0
-    num_draft_tokens: int | None = None
 
 
 OUTPUTS = (
@@ -119,6 +118,7 @@ INPUTS = (
         TritonTensor(name, *_tensor_type(name, hint), "setting", name)
         for name, hint in get_type_hints(OutputSettings).items()
     ),
+    TritonTensor("num_draft_tokens", "INT32", (1,), "drafted", "draft_len"),
     _neutral("length_penalty", "FP32", (0.0, 1.0), "finished beams are not compared; leave it out"),
     _neutral("return_context_logits", "BOOL", (False,), _NO_LOGITS),
     _neutral("return_generation_logits", "BOOL", (False,), _NO_LOGITS),

@@ -102,12 +102,9 @@ def decide(
         reason = "no other setting is clearly faster and keeps the quality; more prompts make smaller leads visible"
     else:
         speed, error = with_error(speedup, choice.texts, default.texts)
-        why = (
-            "it keeps the quality, which the earlier default does not, with"
-            if default.quality_loss > quality_loss
-            else "it has"
-        )
-        reason = f"{why} {speed:.2f} ±{error:.2f} times the earlier default's tokens per second"
+        reason = f"it has {speed:.2f} ±{error:.2f} times the earlier default's tokens per second"
+        if default.quality_loss > quality_loss:
+            reason += ", and keeps the quality, which that does not"
     return points, choice, reason
 
 

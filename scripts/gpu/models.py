@@ -96,7 +96,7 @@ def pair_of(engines: Sequence[TorchEngine], tokenizer: Any) -> Pair:
     """A pair of opened engines, target and auxiliary."""
     target, auxiliary = engines
     weights = sum(p.numel() * p.element_size() for engine in engines for p in engine.model.parameters())
-    return Pair(target, auxiliary, tokenizer, target.spec.vocab_size, (0,), weights, DecodingParams(), threads=1)
+    return Pair(target, auxiliary, tokenizer, target.spec.vocab_size, (0,), weights, DecodingParams())
 
 
 def open_llm(pair: Pair, captured: bool, record: Sequence[DecodingParams] = ()) -> LLM:

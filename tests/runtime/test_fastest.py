@@ -14,7 +14,7 @@ from engines.base import EngineSpec
 from engines.folder import read_spec
 from engines.placement import Placement
 from runtime import fastest
-from runtime.fastest import choose_provider, fastest_placement
+from runtime.fastest import fastest_placement
 
 OPENVINO = Placement(provider="openvino", threads=2, compute="float32")
 
@@ -60,15 +60,14 @@ def test_auto_times_both_for_a_quantized_target_and_for_nothing_else(
     exact_engines: Callable[..., tuple[Placement, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Placement, "chosen", exact_engines)
     monkeypatch.setattr("engines.openvino.graph.read_graph", lambda path, spec: None)
     monkeypatch.setattr("engines.openvino.graph.computes_bfloat16", lambda: False)
     target = replace(spec, precision="int4")
-    found, why = choose_provider(Placement(), {Path("target"): target, Path("auxiliary"): spec})
+    found, why = exact_engines(Placement(), {Path("target"): target, Path("auxiliary"): spec})
     assert (found, "faster" in why, len(timed)) == (Placement(provider="cpu"), True, 2)
     for placement, own in ((Placement(provider="openvino"), target), (Placement(kv_cache="u8"), target)):
-        assert choose_provider(placement, {Path("target"): own})[0].provider == "openvino"
-    assert choose_provider(Placement(), {Path("target"): spec, Path("auxiliary"): target})[0].provider == "cpu"
+        assert exact_engines(placement, {Path("target"): own})[0].provider == "openvino"
+    assert exact_engines(Placement(), {Path("target"): spec, Path("auxiliary"): target})[0].provider == "cpu"
     assert len(timed) == 2
 
 
@@ -82,6 +81,7 @@ def provider_of(
 
     def choose(device: str = "cpu", kv_cache: str | None = None, **changes: Any) -> tuple[str, str]:
         monkeypatch.setattr("engines.placement._resolve_device", lambda device: device)  # no GPU is looked for
+        monkeypatch.setattr(fastest, "fastest_placement", lambda folder, spec, placement: placement)  # nothing is timed
         placement = Placement(device, kv_cache=kv_cache)
         folder = pair_folders("onnx")
         engines = {folder / name: replace(read_spec(folder / name), **changes) for name in ("target", "auxiliary")}

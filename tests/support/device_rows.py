@@ -63,13 +63,12 @@ def block_on_device(
         for level in range(key.levels):
             logits = logits_after(auxiliary, torch.full_like(tokens, level), tokens)
             drawn.append(launches.filtered(logits, given))
-            tokens = launches.draw_level(level, tree, drawn[-1], given, is_end, key.length, CAPACITY).tokens
+            tokens, *_ = launches.draw_level(level, tree, drawn[-1], given, is_end, key.length, CAPACITY)
         finite = ~tree.log_q.isnan().flatten(1).any(1)
         scored = block.select_nodes(tree, given, is_end, key.tree)
         q = tables.stacked(drawn) if key.rules & block.CHAINS else None
-    step = block.target_inputs(scored, given, key.length, CAPACITY)
-    depths = step.positions - given.committed[:, None] + 1
-    p = launches.filtered(logits_after(target, depths, step.tokens), given)
+    tokens, positions, *_ = block.target_inputs(scored, given, key.length, CAPACITY)
+    p = launches.filtered(logits_after(target, positions - given.committed[:, None] + 1, tokens), given)
     found = Results.empty(rows, key.levels, "cpu")
     block.decide(scored, p, q, given, finite, key.rules, found)
     return tree, scored, found

@@ -151,11 +151,11 @@ def test_padded_rows_write_behind_the_capacity_and_masks_are_those_of_the_paths(
     is_end = torch.zeros(VOCAB, dtype=torch.bool)
     _, scored, _ = block_on_device(key, given, auxiliary, target, is_end)
     assert scored is not None
-    step = block.target_inputs(scored, given, key.length, CAPACITY)
-    assert step.write_at.tolist() == [COMMITTED - 1, CAPACITY]
+    _, _, write_at, mask = block.target_inputs(scored, given, key.length, CAPACITY)
+    assert write_at.tolist() == [COMMITTED - 1, CAPACITY]
     for node in range(4):
         seen, above = set(range(COMMITTED)), node
         while above >= 0:
             seen.add(COMMITTED + above)
             above = int(scored.parents[0, above])
-        assert step.mask[0, 0, 1 + node].nonzero()[:, 0].tolist() == sorted(seen)
+        assert mask[0, 0, 1 + node].nonzero()[:, 0].tolist() == sorted(seen)

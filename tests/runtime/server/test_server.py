@@ -12,6 +12,7 @@ import pytest
 
 from mtad import LLM, DecodingParams
 from mtad.methods import METHODS
+from runtime.constraints.grammar import Grammars
 from runtime.server.logprobs import TokenNames
 from runtime.server.schema import DESCRIPTIONS
 from tests.support.checkpoints import make_tokenizer
@@ -118,8 +119,7 @@ def test_a_stream_says_how_its_tokens_came_about(method: str, plain: LLM, server
     ends = [*(one["offset"] for one in details[1:]), None]
     pieces = [result.text[one["offset"] : end] for one, end in zip(details, ends, strict=True)]
     assert "".join(pieces) == result.text
-    names = TokenNames(plain.pair.tokenizer.backend_tokenizer, plain.pair.eos)
-    names.prepare()
+    names = TokenNames(plain.pair.tokenizer.backend_tokenizer, plain.grammars)
     for token, logprob, piece, one, own in zip(
         result.token_ids, result.logprobs, pieces, details, result.details, strict=True
     ):
@@ -153,8 +153,8 @@ def test_a_chat_is_the_completion_of_its_rendered_template(plain: LLM, server: L
 
 
 def test_a_token_that_is_one_byte_is_told_as_that_byte() -> None:
-    names = TokenNames(make_tokenizer().backend_tokenizer, (0,))
-    names.prepare()
+    tokenizer = make_tokenizer().backend_tokenizer
+    names = TokenNames(tokenizer, Grammars(tokenizer, tokenizer.get_vocab_size(), (0,)))
     assert {names.name(token)[1] for token in range(1, 257)} == {bytes([value]) for value in range(256)}
     assert names.name(0)[1] == b"<eos>"
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from mtad import LLM, AsyncLLM
 from mtad.errors import InvalidInput
-from runtime.commands.serve import is_loopback, read_keys
+from runtime.commands.serve import read_keys
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service
@@ -91,14 +91,6 @@ def test_bad_options_are_refused_and_keys_never_shown(bad: dict[str, Any]) -> No
     with pytest.raises(InvalidInput) as caught:
         ServerOptions(**{"model": "m", **bad})
     assert "ü" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("host", "ours"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
-)
-def test_only_this_machine_is_loopback(host: str, ours: bool) -> None:
-    assert is_loopback(host) is ours
 
 
 def test_a_full_queue_is_429_and_says_when_to_try_again(plain: LLM) -> None:
