@@ -128,15 +128,20 @@ class Gated(torch.nn.Module):
 class Unadded:
     """What a linear layer gives, not computed yet: the product adds itself, in place, to what it is added to.
 
-    Nothing else can be done with it.
+    Nothing else can be done with it. `tried`: what it was added to becomes no number, so that who reads it later shows.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor) -> None:
-        self._x, self._weight = x, weight
+    def __init__(self, x: Tensor, weight: Tensor, tried: bool) -> None:
+        self._x, self._weight, self._tried = x, weight, tried
 
     def __radd__(self, residual: Tensor) -> Tensor:
         if residual.shape != (*self._x.shape[:-1], len(self._weight)):
             raise TypeError("is added to a tensor of another shape")
+        if self._tried or not residual.is_contiguous():
+            added = residual + linear(self._x, self._weight)
+            if self._tried:
+                residual.fill_(torch.nan)
+            return added
         flat = residual.view(-1, residual.shape[-1])
         return flat.addmm_(self._x.reshape(-1, self._x.shape[-1]), self._weight.t()).view(residual.shape)
 
@@ -148,10 +153,10 @@ class AddedLinear(torch.nn.Module):
 
     def __init__(self, layer: torch.nn.Linear) -> None:
         super().__init__()
-        self.weight = layer.weight
+        self.weight, self.tried = layer.weight, True
 
     def forward(self, x: Tensor) -> Unadded:
-        return Unadded(x, self.weight)
+        return Unadded(x, self.weight, self.tried)
 
 
 def alike(ours: Tensor, theirs: Tensor) -> bool:

@@ -184,26 +184,28 @@ def _is_plain(module: torch.nn.Module) -> bool:
 def _add_in_place(model: PreTrainedModel) -> int:
     """Replace linear layers whose output is only added to the residual stream, and count them.
 
-    Layers of one name are tried together: another use of their output raises, another use of the stream shows.
+    Layers of one name are tried together: another use of their output raises, and who still reads what they were added
+    to gets no numbers.
     """
     groups: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         if _is_plain(module) and module.bias is None and module is not model.get_output_embeddings():
-            groups.setdefault(re.sub(r"\d+", "", name), []).append(name)
+            groups.setdefault(re.sub(r"\.\d+\.", ".", name), []).append(name)
     plain, count = run_once(model, PROBE)[1].float(), 0
     for names in groups.values():
-        layers = [model.get_submodule(name) for name in names]
-        for name, layer in zip(names, layers, strict=True):
-            model.set_submodule(name, AddedLinear(layer))  # type: ignore[arg-type]
+        layers: list[Any] = [model.get_submodule(name) for name in names]
+        added = [AddedLinear(layer) for layer in layers]
+        for name, layer in zip(names, added, strict=True):
+            model.set_submodule(name, layer)
         try:
             found = run_once(model, PROBE)[1].float()
         except (AttributeError, RuntimeError, TypeError):
-            found = plain.new_full((), torch.inf)
-        if (found - plain).norm() <= 0.1 * plain.norm():
-            count += len(names)
-        else:
-            for name, layer in zip(names, layers, strict=True):
-                model.set_submodule(name, layer)
+            found = plain.new_full((), torch.nan)
+        good = (found - plain).norm() <= 0.1 * plain.norm()  # no number is none, and rounding is less
+        count += len(names) if good else 0
+        for name, layer, own in zip(names, layers, added, strict=True):
+            own.tried = False
+            model.set_submodule(name, own if good else layer)
     return count
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -11,8 +13,14 @@ from mtad.device.tables import Given, Results, Scored, Step, Tables, Tree, by_bl
 from mtad.rows import RULES
 
 BLOCKWISE, BUDGET, SAMPLED = "block.block", "budget.budget", "joint.joint_sample"
-CHAINS = frozenset({"chain.token_wise", BLOCKWISE, BUDGET})
-"""Captured rules that read what a chain was drawn from; the others read tokens and likelihoods alone."""
+JOINT, CHAINS = ("joint.joint", SAMPLED), ("chain.token_wise", BLOCKWISE, BUDGET)
+"""Captured rules: those that read tokens and likelihoods alone, and those that read what a chain was drawn from. What
+is done for one is enough for those before it."""
+
+
+def widest(rules: Iterable[str]) -> frozenset[str]:
+    """Of rules, one of each kind: the one that is enough for the others."""
+    return frozenset(max(own, key=kind.index) for kind in (JOINT, CHAINS) if (own := set(kind).intersection(rules)))
 
 
 def first_inputs(given: Given, length: int, capacity: int) -> Step:
@@ -87,11 +95,11 @@ def decide(
         scored: None where nothing is drafted.
         p: of the target [R, 1 + M]. q: [R, D], what chains were drawn from; None where no rule reads it.
         finite: bool [R], whether the draft's logits are.
-        used: rules of the rows that draft.
+        used: of the rules of rows that draft, the widest.
         out: is written to.
     """
     node, weighed, spent = torch.full_like(given.committed, -1), None, None
-    if scored is not None and used - CHAINS:
+    if scored is not None and used.intersection(JOINT):
         joint_p = rules.joint_log_p(scored, p)
         deep = rules.joint(joint_p, scored.bounds, scored.drafted, scored.depths, scored.ends, given.threshold)
         node = best = rules.likeliest(deep, joint_p)
@@ -100,7 +108,7 @@ def decide(
             node = torch.where((given.rule == RULES.index(SAMPLED)) & ~given.greedy, drawn, best)
     if scored is not None and q is not None:
         own, levels = given.rule == RULES.index(BUDGET), out.paths.shape[1]
-        by_blocks = (given.rule == RULES.index(BLOCKWISE)) | own if used & {BLOCKWISE, BUDGET} else None
+        by_blocks = (given.rule == RULES.index(BLOCKWISE)) | own if used.intersection((BLOCKWISE, BUDGET)) else None
         limits = (given.divergence * own, given.plausible) if BUDGET in used else None
         kept, weights, spent = rules.verify(scored, p, q, given.accept[:, :, 0], levels, by_blocks, limits)
         node = torch.where(given.reads_draft, kept, node)

@@ -23,17 +23,18 @@ def _above(
     scale: tl.tensor,
     size: tl.tensor,
     TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of the keys from `least` on: how many there are, what they weigh, and the smallest one.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of the keys from `least` on: how many there are, what they weigh, the smallest one; and the largest one below.
 
     They are among the `count` candidates, whose keys and weights are `own` and `weights`, or are read if those are
     not all.
     """
     taken = own >= least
     number, mass = tl.sum(taken.to(tl.int32), 0), tl.sum(tl.where(taken, weights, 0.0), 0)
-    first = tl.min(tl.where(taken, own, LARGEST), 0)
+    first, below = tl.min(tl.where(taken, own, LARGEST), 0), tl.max(tl.where(taken, -LARGEST, own), 0)
     if count > TILE:
-        number, mass, first = number * 0, mass * 0.0, tl.full((), LARGEST, tl.int64)
+        number, mass = number * 0, mass * 0.0  # of the types that they had
+        first, below = tl.full((), LARGEST, tl.int64), tl.full((), -LARGEST, tl.int64)
         for start in tl.range(0, size, TILE, num_stages=2):
             values, tokens = read(logits, start, size, TILE)
             keys = key_of(values, tokens)
@@ -41,7 +42,8 @@ def _above(
             number += tl.sum(taken.to(tl.int32), 0)
             mass += tl.sum(tl.where(taken, tl.exp((values - most) * scale), 0.0), 0)
             first = tl.minimum(first, tl.min(tl.where(taken, keys, LARGEST), 0))
-    return number, mass, first
+            below = tl.maximum(below, tl.max(tl.where(taken | (tokens >= size), -LARGEST, keys), 0))
+    return number, mass, first, below
 
 
 @triton.jit
@@ -68,11 +70,11 @@ def _cut(
     inside, behind = count, 0  # keys from low to high, and from high on
     while inside > 1:
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        number, mass, least = _above(logits, own, weights, count, middle, most, scale, size, TILE)
+        number, mass, least, below = _above(logits, own, weights, count, middle, most, scale, size, TILE)
         enough = (number.to(tl.float32) if COUNTS else mass) >= bound
         inside = tl.where(enough, number - behind, inside + behind - number)
         behind = tl.where(enough, behind, number)
-        low, high = tl.where(enough, least, low), tl.where(enough, high, middle)
+        low, high = tl.where(enough, least, low), tl.where(enough, high, below + 1)
     return low
 
 
@@ -139,13 +141,13 @@ def settle_tables(
         if nucleus < 1.0:
             bound = nucleus * whole
             if some:
-                _, mass, _ = _above(logits, candidates, weights, count, edge, most, scale, size, TILE)
+                _, mass, _, _ = _above(logits, candidates, weights, count, edge, most, scale, size, TILE)
                 bound = nucleus * mass
             last_key = _cut(logits, candidates, weights, count, low, high, bound, most, scale, size, False, TILE)
             edge = tl.maximum(edge, last_key)
         if least > 0.0:
             edge = tl.maximum(edge, key_of(most + tl.log(least) / scale, every_id))
-        _, total, _ = _above(logits, candidates, weights, count, edge, most, scale, size, TILE)
+        _, total, _, _ = _above(logits, candidates, weights, count, edge, most, scale, size, TILE)
     tl.store(largest + place, most)
     tl.store(lowest + place, logit_of(edge))
     tl.store(last + place, (edge & ID) ^ ID)

@@ -93,9 +93,9 @@ def emit(
     The one more is drawn as `mtad.device.level_kernels.draw_level` draws: a block by its mass, then a token in it.
 
     Args:
-        emitted .. finite: of `mtad.device.block.Results`, written to.
+        emitted .. finite: of `mtad.device.tables.Results`, written to.
         node: int64 [R], the last kept node, -1 for none. was_finite: bool [R].
-        tokens .. ancestors: of `mtad.device.rules.Scored`, the last axes contiguous; `nodes` is M.
+        tokens .. ancestors: of `mtad.device.tables.Scored`, the last axes contiguous; `nodes` is M.
         weights, masses: with WEIGHED, float32 [R, size], what the one more is drawn by, and [R, blocks], its sums over
             blocks, for greedy rows its largest; without, `masses` is `blocks` of `mtad.device.tables.Tables`.
         logits .. last: of the target's `mtad.device.tables.Tables` [R, 1 + M].

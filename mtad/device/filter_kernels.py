@@ -76,7 +76,8 @@ BINS = tl.constexpr(16)
 @triton.jit
 def _bin(logits: tl.tensor, top: tl.tensor, scale: tl.tensor) -> tl.tensor:
     """The bin of each logit: how many whole nats it lies below bin `top`. The last bin also holds everything lower."""
-    return tl.minimum(top - tl.floor(logits * scale), BINS - 1.0)
+    below = top - tl.floor(logits * scale)
+    return tl.where(below < BINS - 1.0, below, BINS - 1.0)  # also where it is no number
 
 
 @triton.jit
@@ -174,7 +175,8 @@ def gather_candidates(
         most = largest_of(own)
         own = tl.where(own == float("-inf"), most, own)  # a chunk of impossible tokens
         top = tl.floor(most * scale)
-        bins = tl.minimum(top - tl.floor(own * scale) + every % BINS, BINS - 1.0)
+        bins = top - tl.floor(own * scale) + every % BINS
+        bins = tl.where(bins < BINS - 1.0, bins, BINS - 1.0)
         count = tl.load(counts + at * BINS + every, mask=real, other=0.0)
         mass = tl.load(masses + at * BINS + every, mask=real, other=0.0) * tl.exp((own - most) * scale)
         # of min-p alone one bin more, because its bound is rounded

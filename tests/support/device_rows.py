@@ -66,7 +66,7 @@ def block_on_device(
             tokens, *_ = launches.draw_level(level, tree, drawn[-1], given, is_end, key.length, CAPACITY)
         finite = ~tree.log_q.isnan().flatten(1).any(1)
         scored = block.select_nodes(tree, given, is_end, key.tree)
-        q = tables.stacked(drawn) if key.rules & block.CHAINS else None
+        q = tables.stacked(drawn) if key.rules.intersection(block.CHAINS) else None
     tokens, positions, *_ = block.target_inputs(scored, given, key.length, CAPACITY)
     p = launches.filtered(logits_after(target, positions - given.committed[:, None] + 1, tokens), given)
     found = Results.empty(rows, key.levels, "cpu")

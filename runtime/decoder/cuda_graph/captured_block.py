@@ -26,7 +26,7 @@ class Key(NamedTuple):
         rows, length: rows, padded, and columns of the masks.
         levels, width: D and W, of the largest draft; 0 and 0 where nothing is drafted.
         tree: some row's whole draft is scored.
-        rules: of the rows that draft.
+        rules: of the rows that draft, the widest.
     """
 
     rows: int
@@ -50,7 +50,7 @@ class Key(NamedTuple):
             levels,
             width,
             tree,
-            frozenset(p.spec.rule for p in drafting),
+            block.widest(p.spec.rule for p in drafting),
         )
 
     @property
@@ -129,7 +129,7 @@ class CapturedBlock:
             tree, drawn = self._draft(given)
             finite = ~tree.log_q.isnan().flatten(1).any(1)
             scored = block.select_nodes(tree, given, self._is_end, key.tree)
-            q = stacked(drawn) if key.rules & block.CHAINS else None
+            q = stacked(drawn) if key.rules.intersection(block.CHAINS) else None
         inputs = block.target_inputs(scored, given, key.length, target.spec.capacity)
         logits = self._step(target, inputs, self._keep[: 1 + key.nodes])
         p = launches.filtered(self.logits.copy_(logits), given)

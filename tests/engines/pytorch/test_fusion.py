@@ -16,7 +16,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
 
 from engines.base import KV_PAGE, Step
-from engines.pytorch.fused_layers import ACTIVATIONS, DeferredNorm, JoinedLinear
+from engines.pytorch.fused_layers import ACTIVATIONS, AddedLinear, DeferredNorm, JoinedLinear
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import StepModel, cache_shape, run_once
 from engines.pytorch.layer_ops import gate, rms_norm
@@ -87,6 +87,22 @@ def test_a_fused_model_gives_the_logits_of_its_checkpoint(family: str, dtype: to
     expected = logits_of(copy.deepcopy(model), NAME)
     fuse(model)
     torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=TOLERANCE[dtype] * float(expected.abs().max()))
+
+
+def test_a_stream_that_is_read_after_an_addition_is_not_added_to_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = modeling_llama.LlamaDecoderLayer.forward
+    model = random_model("llama-3", 2)
+    fuse(model)
+    assert sum(isinstance(module, AddedLinear) for module in model.modules()) == 4
+
+    def forward(self: Any, hidden_states: Tensor, *given: Any, **named: Any) -> Any:
+        return plain(self, hidden_states, *given, **named) + 0.01 * hidden_states
+
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", forward)
+    model = random_model("llama-3", 2)
+    fuse(model)
+    kinds = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, AddedLinear)}
+    assert kinds <= {"down", "down_proj"}
 
 
 def test_joined_weights_take_the_memory_of_the_separate_ones() -> None:
