@@ -20,7 +20,8 @@ is done for one is enough for those before it."""
 
 def widest(rules: Iterable[str]) -> frozenset[str]:
     """Of rules, one of each kind: the one that is enough for the others."""
-    return frozenset(max(own, key=kind.index) for kind in (JOINT, CHAINS) if (own := set(kind).intersection(rules)))
+    given = set(rules)
+    return frozenset(max(own, key=kind.index) for kind in (JOINT, CHAINS) if (own := given.intersection(kind)))
 
 
 def first_inputs(given: Given, length: int, capacity: int) -> Step:
