@@ -17,7 +17,6 @@ Outputs are those of the checkpoint up to rounding: a fused kernel rounds once.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,13 +31,14 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from engines.pytorch.fused_layers import (
     ACTIVATIONS,
-    AddedLinear,
     DeferredNorm,
     Gated,
     JoinedLinear,
     JoinedPart,
     RmsNorm,
+    add_in_place,
     alike,
+    is_plain,
 )
 from engines.pytorch.hook import run_once
 from engines.pytorch.layer_ops import Norms
@@ -142,7 +142,7 @@ def fuse(model: PreTrainedModel) -> None:
             if (found := make(module)) is not None:
                 model.set_submodule(name, found)
                 fused[kind] += 1
-    fused["added products"] = _add_in_place(model)
+    fused["added products"] = add_in_place(model, PROBE)
     if probes and all(probe.found for probe in probes.values()):
         model.rotation = Rotation()
         for module, probe in probes.items():
@@ -166,7 +166,7 @@ def _joinable(model: PreTrainedModel) -> list[list[str]]:
     hooks = [
         module.register_forward_pre_hook(partial(note, name))
         for name, module in model.named_modules()
-        if _is_plain(module) and weights[module.weight.data_ptr()] == 1
+        if is_plain(module) and weights[module.weight.data_ptr()] == 1
     ]
     try:
         with torch.enable_grad():  # for the marks of `_RopeProbe`
@@ -175,38 +175,6 @@ def _joinable(model: PreTrainedModel) -> list[list[str]]:
         for hook in hooks:
             hook.remove()
     return [names for names in groups.values() if len(names) == len(set(names)) > 1]
-
-
-def _is_plain(module: torch.nn.Module) -> bool:
-    return type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
-
-
-def _add_in_place(model: PreTrainedModel) -> int:
-    """Replace linear layers whose output is only added to the residual stream, and count them.
-
-    Layers of one name are tried together: another use of their output raises, and who still reads what they were added
-    to gets no numbers.
-    """
-    groups: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
-        if _is_plain(module) and module.bias is None and module is not model.get_output_embeddings():
-            groups.setdefault(re.sub(r"\.\d+\.", ".", name), []).append(name)
-    plain, count = run_once(model, PROBE)[1].float(), 0
-    for names in groups.values():
-        layers: list[Any] = [model.get_submodule(name) for name in names]
-        added = [AddedLinear(layer) for layer in layers]
-        for name, layer in zip(names, added, strict=True):
-            model.set_submodule(name, layer)
-        try:
-            found = run_once(model, PROBE)[1].float()
-        except (AttributeError, RuntimeError, TypeError):
-            found = plain.new_full((), torch.nan)
-        good = (found - plain).norm() <= 0.1 * plain.norm()  # no number is none, and rounding is less
-        count += len(names) if good else 0
-        for name, layer, own in zip(names, layers, added, strict=True):
-            own.tried = False
-            model.set_submodule(name, own if good else layer)
-    return count
 
 
 def _calls_rope(module: torch.nn.Module) -> bool:
@@ -247,11 +215,11 @@ def _gated(module: torch.nn.Module) -> Gated | None:
     children = [child for child in module.children() if not isinstance(child, JoinedPart | torch.nn.Dropout)]
     names = [name for name in map(_activation_name, children) if name]
     joined: list[Any] = [child for child in children if isinstance(child, JoinedLinear)]
-    plain: list[Any] = [child for child in children if _is_plain(child)]
+    plain: list[Any] = [child for child in children if is_plain(child)]
     if len(children) != 3 or len(names) != 1 or len(joined) + len(plain) != 2:
         return None
     for up, down in permutations([*joined, *plain]):
-        if up.weight.shape[0] == 2 * down.weight.shape[1] and _is_plain(down):
+        if up.weight.shape[0] == 2 * down.weight.shape[1] and is_plain(down):
             x = torch.randn(1, 2, up.weight.shape[1], generator=torch.Generator().manual_seed(0)).to(up.weight)
             values, factor = (up.whole(x) if joined else up(x)).chunk(2, -1)
             if alike(down(ACTIVATIONS[names[0]](values) * factor), module(x)):

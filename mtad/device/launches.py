@@ -67,22 +67,12 @@ def filtered(logits: Tensor, given: Given) -> Tables:
     every, wide = (rows * positions, chunks), {"CHUNK": CHUNK, "num_warps": 8}
     launch("filter.scan_tables", every, (logits, *of_chunks, *of_bins, *of_row, *shape), **wide)
     candidates: dict[str, int] = {"CHUNKS": _power(chunks), "TILE": CANDIDATES}
-    launch(
-        "filter.gather_candidates",
-        every,
-        (logits, of_chunks[0], *of_bins, found, keys, *ends, *of_row, *shape),
-        **candidates,
-        **wide,
-    )
-    launch(
-        "cut.settle_tables",
-        every[:1],
-        (logits, *of_chunks, found, keys, *ends, most, lowest, last, log_total, log_plain, *of_row, *shape, chunks),
-        **candidates,
-        num_warps=8,
-    )
-    arguments = logits, most, lowest, last, log_total, blocks, given.greedy, given.inverse_temperature, *shape
-    launch("filter.weigh_blocks", every, arguments, BLOCK=BLOCK, **wide)
+    gathered = logits, of_chunks[0], *of_bins, found, keys, *ends, *of_row, *shape
+    launch("filter.gather_candidates", every, gathered, **candidates, **wide)
+    settled = logits, *of_chunks, found, keys, *ends, most, lowest, last, log_total, log_plain, *of_row, *shape, chunks
+    launch("cut.settle_tables", every[:1], settled, **candidates, num_warps=8)
+    weighed = logits, most, lowest, last, log_total, blocks, given.greedy, given.inverse_temperature, *shape
+    launch("filter.weigh_blocks", every, weighed, BLOCK=BLOCK, **wide)
     return Tables(logits, given.inverse_temperature, numbers, last, blocks)
 
 
