@@ -13,7 +13,7 @@ from mtad.lookup import MOST, look_up
 from mtad.params import LONGEST
 from runtime.scheduler.request import Acceptance, Request
 from runtime.speculation.block_times import BlockTimes
-from runtime.speculation.planner import FIRST, DraftCosts, draft_lengths
+from runtime.speculation.planner import FIRST, INTERVAL, DraftCosts, draft_lengths
 
 PROBE = 64
 """Of the blocks for which drafts were found that do not pay, one in so many has one token: seconds may have changed."""
@@ -54,7 +54,8 @@ class Lookups:
 
     A draft gives as many tokens as those looked up in the request's text so far promise. All that may follow the load
     (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second by the measured seconds
-    of blocks in which the auxiliary did not run; the others go by their own text and `costs` alone.
+    of blocks in which the auxiliary did not run, and it is chosen anew every `INTERVAL` blocks, since choosing takes as
+    long as a few tokens' search; the others go by their own text and `costs` alone.
 
     Args:
         longest: longest draft, in tokens.
@@ -66,6 +67,7 @@ class Lookups:
         self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
         self._node = (costs or DraftCosts()).node
         self._times, self._usual, self._skipped = BlockTimes(), Acceptance(), 0
+        self._length, self._blocks_left = 0, 0
 
     def find(self, requests: Sequence[Request]) -> list[Draft]:
         """What the next block drafts for each request without asking the auxiliary."""
@@ -137,12 +139,15 @@ class Lookups:
         Args:
             auxiliary_runs: whether it drafts where nothing is looked up, so that a block without a draft is not seen.
         """
-        measured = self._times.measured(rows)
-        if len(measured) < 2:  # a line needs two lengths, one of them what drafts are compared with
-            return min(FIRST, self._lengths[-1]) if auxiliary_runs or 0 in measured else 0
-        length = self._best(texts, rows, self._times.expected(rows, self._lengths))
-        self._skipped = 0 if length else self._skipped + 1
-        return length or int(self._skipped % PROBE == 0)
+        self._blocks_left -= 1
+        if self._blocks_left <= 0:
+            measured = self._times.measured(rows)
+            if len(measured) < 2:  # a line needs two lengths, one of them what drafts are compared with
+                return min(FIRST, self._lengths[-1]) if auxiliary_runs or 0 in measured else 0
+            costs = self._times.expected(rows, self._lengths)
+            self._length, self._blocks_left = self._best(texts, rows, costs), INTERVAL
+        self._skipped = 0 if self._length else self._skipped + 1
+        return self._length or int(self._skipped % PROBE == 0)
 
     def _best(self, texts: Sequence[Text], rows: int, costs: Sequence[float]) -> int:
         """The length of drafts of these texts with which all rows give the most tokens for the cost of their block."""
