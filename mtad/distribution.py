@@ -9,7 +9,6 @@ The vocabulary is passed over in loops of independent sums or maxima, which comp
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ F32 = np.float32
 LOG2_E, LN2_HIGH, LN2_LOW, HALF, ONE = F32(1.4426950408889634), F32(0.693359375), F32(-2.12194440e-4), F32(0.5), F32(1)
 C2, C3, C4, C5, C6 = F32(0.5), F32(1.6666665459e-1), F32(4.1665795894e-2), F32(8.3334519073e-3), F32(1.3981999507e-3)
 C7, LEAST_EXPONENT, NOTHING = F32(1.9875691500e-4), F32(-87.0), F32(0)
+POSITIVE, INFINITE, SIGN = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(31)
 
 
 class Distributions(NamedTuple):
@@ -64,29 +64,35 @@ def log_prob(ids, log_p, token):
 @compiled
 def largest(logits, maxima):
     """The largest logit, NaN if there is one; and the largest of each chunk of `CHUNK`, written to `maxima`."""
-    bad = 0
-    for at in range(len(logits)):
-        bad += logits[at] != logits[at]
-    if bad:
-        return F32(math.nan)
-    return largest_of_chunks(logits, maxima)
-
-
-@partial(compiled, without=frozenset({"nnan", "nsz"}))
-def largest_of_chunks(logits, maxima):
-    """As `largest`, of logits of which none is NaN, and 0 and -0 are one: maxima are then found in vectors."""
-    top, whole = F32(NEVER), len(logits) // CHUNK
+    whole, found = len(logits) // CHUNK, maxima.view(np.int32)
+    bits = logits.view(np.int32)
+    chunks, rest = bits[: whole * CHUNK].reshape(whole, CHUNK), bits[whole * CHUNK :]
+    best, worst = 0, np.int32(0)
     for chunk in range(len(maxima)):
-        most, start = F32(NEVER), chunk * CHUNK
-        if chunk < whole:
-            for at in range(CHUNK):
-                most = logits[start + at] if logits[start + at] > most else most
-        else:
-            for at in range(start, len(logits)):
-                most = logits[at] if logits[at] > most else most
-        maxima[chunk] = most
-        top = most if most > top else top
-    return top
+        most, positive = largest_bits(chunks[chunk] if chunk < whole else rest)
+        found[chunk], worst = in_order(most), max(worst, positive)
+        best = chunk if maxima[chunk] > maxima[best] else best
+    return maxima[best] if worst <= INFINITE else F32(math.nan)
+
+
+@compiled
+def largest_bits(bits):
+    """The largest of some floats, by `in_order`; and the largest of their bits without the sign.
+
+    Integers are compared, because that compiles to vector instructions, which comparing floats does not.
+    """
+    most, positive = np.int32(-(2**31)), np.int32(0)
+    for at in range(len(bits)):
+        own, without_sign = in_order(bits[at]), np.int32(bits[at] & POSITIVE)
+        most = own if own > most else most
+        positive = without_sign if without_sign > positive else positive
+    return most, positive
+
+
+@compiled
+def in_order(bits):
+    """An integer as much larger than others as the float of these bits is; of such an integer, the bits."""
+    return np.int32(bits ^ ((bits >> SIGN) & POSITIVE))
 
 
 @compiled
@@ -130,8 +136,9 @@ def total_of(weights):
     if whole > 0:
         lanes = np.zeros(SUMS, np.float64)
         for at in range(0, whole, SUMS):
+            stretch = weights[at : at + SUMS]  # else AVX-512 would gather: an index might count from the end
             for lane in range(SUMS):
-                lanes[lane] += weights[at + lane]
+                lanes[lane] += stretch[lane]
         for lane in range(SUMS):
             total += lanes[lane]
     for at in range(whole, len(weights)):
