@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from functools import partial
 
 import numpy as np
 from numba import literal_unroll
@@ -29,7 +30,7 @@ FUNCTIONS = tuple(
 """The functions of `RULES`."""
 
 
-@compiled
+@partial(compiled, nogil=True)
 def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, finite):
     """Draw a level of the drafts of rows `first` to `last`; returns whether the path of some row goes on behind it.
 
@@ -104,7 +105,7 @@ def select_nodes(rows, levels, trees, is_end, scored):
     return most
 
 
-@compiled
+@partial(compiled, nogil=True)
 def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_noise, decisions):
     """Accept drafts and add the target's own token, for rows `first` to `last`.
 

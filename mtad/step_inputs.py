@@ -123,6 +123,24 @@ def move_columns(cache, source, to):
 
 
 @compiled
+def lay_out(memory, rows, heads, before, after, held):
+    """Give each row of a cache another number of columns, in place: the first `held` stay, and further ones are zeros.
+
+    Args:
+        memory: [layers x 2, words], in which columns of so many rows and heads follow each other.
+        before, after: words of a row's head, of all its columns.
+        held: words of a row's head that stay.
+    """
+    for part in memory:
+        for at in range(rows * heads):
+            block = at if after < before else rows * heads - 1 - at  # so that nothing is overwritten before it moved
+            old, new = block * before, block * after
+            for word in range(held) if after < before else range(held - 1, -1, -1):
+                part[new + word] = part[old + word]
+            part[new + held : new + after] = 0
+
+
+@compiled
 def node_paths(parents, drafted_tokens, drafted, nodes, tokens, valid):
     """Write the drafted tokens from the root to each of some nodes [R, S], -1 for the root, itself included.
 

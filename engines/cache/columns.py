@@ -115,15 +115,14 @@ class ColumnCache(KvCache):
         layers, pair, count, heads, before, dim = self.kv.shape
         if columns == before:
             return
+        from mtad import step_inputs  # numba is imported where a model runs, not where its folder is read
+
         rows = max((row + 1 for row, used in enumerate(self._used) if used), default=0)
-        both = min(columns, before, max(self._used))
-        moved, shape = self.kv.new_empty(rows, heads, both, dim), (count, heads, columns, dim)
-        self._move = None
-        held, self.kv = self.kv, self._memory[:, :, : math.prod(shape)].view(layers, pair, *shape)
-        for old, new in zip(held.flatten(0, 1), self.kv.flatten(0, 1), strict=True):
-            moved.copy_(old[:rows, :, :both])  # old and new are the same memory
-            new[:rows, :, :both] = moved
-            new[:rows, :, both:] = 0
+        words, per_column = self._memory.flatten(0, 1).view(torch.int32).numpy(), dim * self.kv.element_size() // 4
+        held = min(columns, before, max(self._used))
+        step_inputs.lay_out(words, rows, heads, *(per_column * count for count in (before, columns, held)))
+        shape = count, heads, columns, dim
+        self._move, self.kv = None, self._memory[:, :, : math.prod(shape)].view(layers, pair, *shape)
 
 
 class ColumnPrefixCache(PrefixCache):

@@ -22,7 +22,7 @@ from mtad.errors import refused_as
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-MAX_BINDINGS = 64
+MAX_BINDINGS = 256
 """Bindings kept, for steps that come again in the same memory."""
 
 
@@ -109,13 +109,12 @@ class OnnxRuntimeEngine(Engine):
     def _on_host(self, step: Step, cache: Tensor, first_row: int) -> Tensor:
         """Run a step on the rows of a cache from `first_row` on."""
         logits, rows = step.out, len(step.tokens)
+        # a step that has memory for its logits comes again, and is bound but for what differs by then
+        key = id(logits), rows, first_row, cache.data_ptr(), cache.shape[4]
+        binding = self._bindings.find(key, lambda: self._bind_cache(cache[:, :, first_row : first_row + rows]))
         if logits is None:
             shape = rows, step.keep.shape[0], self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype)
-            binding = self._bind_cache(cache[:, :, first_row : first_row + rows])
-        else:  # it comes again; what differs by then is bound anew
-            key = id(logits), rows, first_row, cache.data_ptr(), cache.shape[4]
-            binding = self._bindings.find(key, lambda: self._bind_cache(cache[:, :, first_row : first_row + rows]))
         self._run(step, logits, binding)
         return logits
 

@@ -23,7 +23,7 @@ from runtime.scheduler.request import TokenScore
 PROMPT_SCORE_CHUNK = 64
 """Tokens of a prompt that are scored at once: their logits take no more memory than those of a wide tree."""
 
-MAX_KEPT_STEPS = 64
+MAX_KEPT_STEPS = 256
 """Steps whose memory is kept as it is: an engine need not prepare itself for it again."""
 
 log = logging.getLogger(__name__)
