@@ -141,12 +141,12 @@ def lay_out(memory, rows, heads, before, after, held):
 
 
 @compiled
-def node_paths(parents, drafted_tokens, drafted, nodes, tokens, valid):
+def node_paths(parents, drafted_tokens, drafted, nodes, tokens, lengths):
     """Write the drafted tokens from the root to each of some nodes [R, S], -1 for the root, itself included.
 
     Args:
         parents, drafted_tokens, drafted: of `Trees` or `ScoredTrees`.
-        tokens, valid: int64 and bool [R, S, D], the valid ones first.
+        tokens: int64 [R, S, D]; lengths: int64 [R, S], how many there are.
     """
     for r in range(nodes.shape[0]):
         for s in range(nodes.shape[1]):
@@ -154,8 +154,7 @@ def node_paths(parents, drafted_tokens, drafted, nodes, tokens, valid):
             while node >= 0:
                 length += drafted[r, node]
                 node = parents[r, node]
-            at, node = length, nodes[r, s]
-            valid[r, s, :length] = True
+            at, node, lengths[r, s] = length, nodes[r, s], length
             while node >= 0:
                 if drafted[r, node]:
                     at -= 1

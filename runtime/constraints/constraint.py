@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
+import numpy as np
 from tokenizers import Tokenizer
-from torch import Tensor
 
+from mtad.constrain import Terms
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.bad_words import BadWords
@@ -32,8 +32,7 @@ class Constrainer:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
-        self.vocab_size, self.eos = vocab_size, torch.tensor(list(eos), dtype=torch.int64)
-        self.zeros, self.unseen = torch.zeros(vocab_size), torch.zeros(vocab_size, dtype=torch.bool)
+        self.vocab_size, self.eos = vocab_size, np.array(list(eos), np.int64)
         self.grammars = Grammars(tokenizer, vocab_size, eos)
         self.words = lru_cache(KEPT_WORDS)(lambda words: BadWords(words, tokenizer, vocab_size))
 
@@ -74,10 +73,6 @@ class Constraint:
     """What one running request asks of its logits; advanced as its tokens are committed.
 
     Attributes:
-        bias: float32 [V], `logit_bias`, -inf for bad words of one token; None without.
-        counts: float32 [V], how often each token is in the text; None without penalties.
-        seen: bool [V], whether it is in prompt or text; None without penalties.
-        distinct: tokens in prompt or text, in the order they came; empty without penalties.
         words: bad words of a request without a grammar, whose follower would see to them; None without.
         tail: the text's last tokens, as many as matter for those.
         thinking: whether the text is inside a thought, where a grammar does not hold.
@@ -86,7 +81,7 @@ class Constraint:
     def __init__(
         self, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None, maker: Constrainer
     ) -> None:
-        self.params, self.constrainer = params, maker
+        self.params, self._ends = params, maker.eos
         words = maker.words(params.bad_words) if params.bad_words else None
         self._follower: Follower | None = None
         self.thinking = False
@@ -97,18 +92,14 @@ class Constraint:
         self.words = words
         self.generated = 0
         self.tail: tuple[int, ...] = ()
-        self.bias: Tensor | None = None
-        self.counts: Tensor | None = None
-        self.seen: Tensor | None = None
-        self.distinct: dict[int, None] = {}
-        if params.logit_bias or words:
-            self.bias = maker.zeros.clone()
-            self.bias[list(params.logit_bias)] = torch.tensor(list(params.logit_bias.values())).to(self.bias)
-            self.bias[words.single_tokens if words else []] = -math.inf
+        bias = {**params.logit_bias, **dict.fromkeys(words.single_tokens if words else (), -math.inf)}
+        self._biased, self._bias = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        self._penalties = np.array(penalties, np.float32)
+        self._seen = np.zeros(maker.vocab_size if _penalises(params) else 0, np.bool_)
+        self._counts = np.zeros(len(self._seen), np.float32)
         if _penalises(params):
-            self.counts, self.seen = maker.zeros.clone(), maker.unseen.clone()
-            self.seen[list(prompt)] = True
-            self.distinct.update(dict.fromkeys(prompt))
+            self._seen[list(prompt)] = True
 
     @property
     def follower(self) -> Follower | None:
@@ -125,11 +116,9 @@ class Constraint:
         self.generated += len(tokens)
         if self.words:
             self.tail = (*self.tail, *tokens)[-self.words.window :]
-        if self.counts is not None and self.seen is not None:
-            at = torch.tensor(tokens, dtype=torch.int64)
-            self.counts.index_add_(0, at, torch.ones_like(at, dtype=self.counts.dtype))
-            self.seen[at] = True
-            self.distinct.update(dict.fromkeys(tokens))
+        if len(self._counts):
+            np.add.at(self._counts, tokens, 1)
+            self._seen[tokens] = True
         if self._follower is not None and self.thinking:
             self._follower.skipped += len(tokens)
         if self.follower is not None:
@@ -138,9 +127,11 @@ class Constraint:
                 raise problem
 
     @property
-    def min_left(self) -> int:
-        """Tokens needed before an end may follow; 0 where a grammar holds, which sees to it itself."""
-        return max(0, self.params.min_tokens - self.generated) if self.follower is None else 0
+    def terms(self) -> Terms:
+        """What it asks now. Where a grammar holds, that sees to the fewest tokens itself."""
+        left = max(0, self.params.min_tokens - self.generated) if self.follower is None else 0
+        present = np.flatnonzero(self._seen)
+        return Terms(self._biased, self._bias, present, self._counts, self._penalties, self._ends, left)
 
 
 def _penalises(params: DecodingParams) -> bool:

@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from filelock import FileLock
 from numba import NumbaExperimentalFeatureWarning
-from torch import Tensor
 
 from engines.placement import cores
 from mtad import block, lookup, step_inputs
 from mtad.batch import ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
+from mtad.constrain import Terms, constrain
 from mtad.draft import Ints
 from mtad.params import DecodingParams
 from mtad.random import fill_noise
@@ -166,7 +165,10 @@ def _call_all() -> SimpleNamespace:
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
     step_inputs.move_columns(np.zeros((2, 8, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
     step_inputs.lay_out(np.zeros((2, 4), np.int32), 1, 1, 2, 4, 2)
-    _paths(scored, np.full((2, 2), -1), 2)
+    paths, lengths = _paths(scored, np.full((2, 2), -1), 2)
+    none, some = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    terms = Terms(none, some, none, some, some, none, 0)
+    constrain(logits[0, :2], paths[0], lengths[0], terms, np.zeros((2, 0), np.uint8))
     drafts = np.zeros((2, 1, 1), np.int64)
     lookup.look_up(tokens[0], 5, drafts[0])
     judged = trees, scored, logits, logits, q, noise.accept, noise.bonus, decisions
@@ -183,11 +185,11 @@ def _call_all() -> SimpleNamespace:
     )
 
 
-def _paths(of: Trees | ScoredTrees, nodes: Ints, length: int) -> tuple[Tensor, Tensor]:
-    """The drafted tokens from the root to each of some nodes [R, S], `mtad.constrain.Paths`."""
-    tokens, valid = np.zeros((*nodes.shape, length), np.int64), np.zeros((*nodes.shape, length), np.bool_)
-    step_inputs.node_paths(of.parents, of.tokens, of.drafted, nodes, tokens, valid)
-    return torch.from_numpy(tokens), torch.from_numpy(valid)
+def _paths(of: Trees | ScoredTrees, nodes: Ints, length: int) -> tuple[Ints, Ints]:
+    """The drafted tokens from the root to each of some nodes [R, S], and how many: int64 [R, S, D] and [R, S]."""
+    tokens, lengths = np.zeros((*nodes.shape, length), np.int64), np.zeros(nodes.shape, np.int64)
+    step_inputs.node_paths(of.parents, of.tokens, of.drafted, nodes, tokens, lengths)
+    return tokens, lengths
 
 
 def _outcome(given: BlockInput, arrays: BatchArrays, logits: Floats, times: tuple[float, float, float]) -> Block:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from mtad.constrain import Paths, Penalties, Terms, barrier, constrain
+from mtad.constrain import Floats, Ints, Terms, constrain
 from mtad.params import DecodingParams
 from mtad.step_inputs import node_paths
 
@@ -50,33 +48,28 @@ def by_definition(row: Row, logits: Sequence[float], path: Tokens) -> list[float
     return values
 
 
-def terms(rows: Sequence[Row]) -> Terms:
-    """The rows as tensors."""
-    counts = torch.zeros(len(rows), VOCAB)
-    seen = torch.zeros(len(rows), VOCAB, dtype=torch.bool)
-    tokens = torch.full((len(rows), 16), 3)
-    bias = torch.zeros(len(rows), VOCAB)
-    for at, row in enumerate(rows):
-        for token, times in Counter(row.text).items():
-            counts[at, token] = times
-        seen[at, list(row.prompt + row.text)] = True
-        tokens[at, : len(row.prompt + row.text)] = torch.tensor(row.prompt + row.text)
-        for token, value in row.params.logit_bias.items():
-            bias[at, token] = value
-    p = [row.params for row in rows]
-    numbers = [(x.repetition_penalty, x.presence_penalty, x.frequency_penalty) for x in p]
-    left = [row.params.min_tokens - len(row.text) for row in rows]
-    repetition, presence, frequency = torch.tensor(numbers).unbind(1)
-    penalties = Penalties(repetition, presence, frequency, counts, seen, tokens)
-    return Terms(bias, penalties, torch.tensor(END), torch.tensor(left))
+def terms(row: Row) -> Terms:
+    """A row as arrays."""
+    p, text = row.params, row.prompt + row.text
+    return Terms(
+        np.array(list(p.logit_bias), np.int64),
+        np.array(list(p.logit_bias.values()), np.float32),
+        np.unique(np.array(text, np.int64)),
+        np.bincount(np.array(row.text, np.int64), minlength=VOCAB).astype(np.float32),
+        np.array([p.repetition_penalty, p.presence_penalty, p.frequency_penalty], np.float32),
+        np.array(END),
+        p.min_tokens - len(row.text),
+    )
 
 
-def walls(rows: Sequence[Row]) -> Tensor:
-    """What each row forbids, at each of the nodes."""
-    table = [
-        [0.0 if row.allowed is None or token in row.allowed else math.inf for token in range(VOCAB)] for row in rows
-    ]
-    return torch.tensor(table)[:, None].expand(-1, NODES, -1)
+def constrained(row: Row, logits: Floats, paths: Ints, lengths: Ints) -> Floats:
+    """Logits [S, V] of a row under its constraints, in memory of their own."""
+    out, allowed = logits.copy(), np.empty((NODES, 0), np.uint8)
+    if row.allowed is not None:
+        table = np.isin(np.arange(VOCAB), list(row.allowed))[None].repeat(NODES, 0)
+        allowed = np.packbits(table, axis=-1, bitorder="little")
+    constrain(out, paths, lengths, terms(row), allowed)
+    return out
 
 
 def random_rows(seed: int, count: int) -> list[Row]:
@@ -103,78 +96,46 @@ def random_rows(seed: int, count: int) -> list[Row]:
     return rows
 
 
-def random_paths(seed: int, rows: int) -> tuple[Paths, list[list[Tokens]]]:
-    """Paths as tensors, their places that hold nothing filled with arbitrary tokens, and as tuples."""
+def random_paths(seed: int, rows: int) -> tuple[Ints, Ints]:
+    """Paths and their lengths; behind them stand arbitrary tokens."""
     generator = np.random.default_rng(seed)
-    tokens = generator.integers(VOCAB, size=(rows, NODES, DEPTH))
-    lengths = generator.integers(0, DEPTH + 1, size=(rows, NODES))
-    valid = np.arange(DEPTH) < lengths[:, :, None]
-    known = [
-        [tuple(path[:n].tolist()) for path, n in zip(*row, strict=True)] for row in zip(tokens, lengths, strict=True)
-    ]
-    return Paths(torch.from_numpy(tokens), torch.from_numpy(valid)), known
+    return generator.integers(VOCAB, size=(rows, NODES, DEPTH)), generator.integers(0, DEPTH + 1, size=(rows, NODES))
 
 
-def random_logits(seed: int, rows: int) -> Tensor:
-    return 4 * torch.randn(rows, NODES, VOCAB, generator=torch.Generator().manual_seed(seed))
-
-
-def bits(values: Tensor) -> Tensor:
-    return values.view(torch.int32)
+def random_logits(seed: int, rows: int) -> Floats:
+    return 4 * np.random.default_rng(seed).standard_normal((rows, NODES, VOCAB), np.float32)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_logits_are_those_of_the_definitions_at_every_node(seed: int) -> None:
-    rows, logits = random_rows(seed, 40), random_logits(seed, 40)
-    paths, known = random_paths(seed, 40)
-    found = constrain(logits.clone(), paths, terms(rows), walls(rows))
-    expected = [
-        [by_definition(row, node, path) for node, path in zip(nodes, of_row, strict=True)]
-        for row, nodes, of_row in zip(rows, logits.tolist(), known, strict=True)
-    ]
-    assert torch.allclose(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
-    assert any(max(Counter(path).values()) > 2 for of_row in known for path in of_row if path)
-
-
-def test_a_row_is_bit_equal_alone_and_in_any_batch() -> None:
-    rows, logits = random_rows(7, 30), random_logits(7, 30)
-    paths, _ = random_paths(7, 30)
-    together = constrain(logits.clone(), paths, terms(rows), walls(rows))
-    for row, one in enumerate(rows):
-        at = slice(row, row + 1)
-        only = terms([one])
-        p = one.params
-        asked = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != (1, 0, 0)
-        only = Terms(
-            only.bias if p.logit_bias else None,
-            only.penalties if asked else None,
-            only.end,
-            only.min_left if p.min_tokens else None,
-        )
-        alone = constrain(
-            logits[at].clone(), Paths(*(x[at] for x in paths)), only, walls([one]) if one.allowed else None
-        )
-        assert torch.equal(bits(alone), bits(together[at]))
+    most = 0
+    for row, logits, paths, lengths in zip(
+        random_rows(seed, 40), random_logits(seed, 40), *random_paths(seed, 40), strict=True
+    ):
+        found = constrained(row, logits, paths, lengths)
+        for node, length in enumerate(lengths):
+            path = tuple(paths[node, :length].tolist())
+            most = max([most, *Counter(path).values()])
+            assert np.allclose(found[node], by_definition(row, logits[node].tolist(), path), rtol=1e-5, atol=1e-5)
+    assert most > 2
 
 
 def test_a_row_that_asks_for_nothing_is_unchanged_to_the_bit() -> None:
-    rows = [*random_rows(3, 9), Row((1, 2), (3, 3, 0), DecodingParams())]
-    logits = random_logits(3, 10)
-    logits[-1, 0] = torch.tensor([0.0, -0.0, -0.0, 0.0, -0.0, -0.0, 0.0])
-    logits[-1, 1] = torch.tensor([1e-45, -1e-45, 3e38, -3e38, -0.0, 1.0, -math.inf])
-    paths, _ = random_paths(3, 10)
-    found = constrain(logits.clone(), paths, terms(rows), walls(rows))
-    assert torch.equal(bits(found[-1]), bits(logits[-1]))
-    assert not torch.equal(found[:-1], logits[:-1])
+    logits = random_logits(3, 1)[0]
+    logits[0] = [0.0, -0.0, -0.0, 0.0, -0.0, -0.0, 0.0]
+    logits[1] = [1e-45, -1e-45, 3e38, -3e38, -0.0, 1.0, -math.inf]
+    (paths,), (lengths,) = random_paths(3, 1)
+    for asked in (DecodingParams(), DecodingParams(logit_bias={3: 0.0})):
+        found = constrained(Row((1, 2), (3, 3, 0), asked), logits, paths, lengths)
+        assert (found.view(np.int32) == logits.view(np.int32)).all()
 
 
-def test_what_lies_in_unused_places_of_a_path_does_not_matter() -> None:
-    rows, logits = random_rows(5, 30), random_logits(5, 30)
-    paths, _ = random_paths(5, 30)
-    found = constrain(logits.clone(), paths, terms(rows))
-    for token in range(VOCAB):
-        other = Paths(torch.where(paths.valid, paths.tokens, token), paths.valid)
-        assert torch.equal(bits(constrain(logits.clone(), other, terms(rows))), bits(found))
+def test_what_lies_behind_the_end_of_a_path_does_not_matter() -> None:
+    for row, logits, paths, lengths in zip(random_rows(5, 30), random_logits(5, 30), *random_paths(5, 30), strict=True):
+        found = constrained(row, logits, paths, lengths)
+        for token in range(VOCAB):
+            others = np.where(np.arange(DEPTH) < lengths[:, None], paths, token)
+            assert (constrained(row, logits, others, lengths).view(np.int32) == found.view(np.int32)).all()
 
 
 def test_a_nodes_path_is_its_drafted_ancestors_and_itself() -> None:
@@ -182,22 +143,25 @@ def test_a_nodes_path_is_its_drafted_ancestors_and_itself() -> None:
     parents = np.array([[generator.integers(-1, node) for node in range(nodes)] for _ in range(rows)])
     tokens, drafted = generator.integers(VOCAB, size=(rows, nodes)), generator.random((rows, nodes)) < 0.8
     asked = generator.integers(-1, nodes, size=(rows, 9))
-    found, valid = np.zeros((rows, 9, nodes), np.int64), np.zeros((rows, 9, nodes), np.bool_)
-    node_paths(parents, tokens, drafted, asked, found, valid)
+    found, counts = np.zeros((rows, 9, nodes), np.int64), np.zeros((rows, 9), np.int64)
+    node_paths(parents, tokens, drafted, asked, found, counts)
     lengths = set()
     for row, at in np.ndindex(asked.shape):
         path, node = list[int](), asked[row, at]
         while node >= 0:
             path = [int(tokens[row, node]), *path] if drafted[row, node] else path
             node = parents[row, node]
-        assert found[row, at, : len(path)].tolist() == path
-        assert valid[row, at].tolist() == [place < len(path) for place in range(nodes)]
+        assert found[row, at, : counts[row, at]].tolist() == path
         lengths.add(len(path))
     assert lengths >= set(range(5))
 
 
 @pytest.mark.parametrize("size", [1, 8, 13, 300])
-def test_a_barrier_stands_where_a_bit_is_not_set(size: int) -> None:
-    table = np.random.default_rng(size).random((3, 2, size)) < 0.5
-    packed = torch.from_numpy(np.packbits(table, axis=-1, bitorder="little"))
-    assert torch.equal(barrier(packed, size), torch.from_numpy(np.where(table, 0, np.inf)).float())
+def test_tokens_without_a_bit_are_forbidden(size: int) -> None:
+    allowed = np.random.default_rng(size).random((3, size)) < 0.5
+    none, some = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    logits, bits = np.ones((3, size), np.float32), np.packbits(allowed, axis=-1, bitorder="little")
+    constrain(
+        logits, np.zeros((3, 0), np.int64), np.zeros(3, np.int64), Terms(none, some, none, some, some, none, 0), bits
+    )
+    assert (logits == np.where(allowed, 1, -np.inf)).all()
