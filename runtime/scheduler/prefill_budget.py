@@ -14,7 +14,8 @@ class PrefillBudget:
 
     The more rows stand empty, the longer they wait: a block of few rows takes nearly as long as one of many.
 
-    Seconds of a block, by number of rows, and of a prompt's token are running means over the latest steps.
+    Seconds of a block, by number of rows, and of a prompt's token are running means over the latest steps. Blocks of a
+    number that was not seen yet take what those of the nearest one do.
 
     Args:
         most: tokens of a step beside which nothing runs, or of which nothing is known yet.
@@ -27,18 +28,22 @@ class PrefillBudget:
 
     def tokens(self, rows: int, empty: int = 1) -> int:
         """Prompt tokens of the next step, beside which so many rows run; requests wait for `empty` free ones."""
-        block = self._block_seconds.get(rows, 0.0)
+        block = self._block(rows)
         if not block or not self._token_seconds:
             return self.most
         return min(self.most, max(1, empty) * max(MIN_TOKENS, int(SHARE * block / self._token_seconds)))
 
     def observe(self, tokens: int, rows: int, seconds: float) -> None:
         """Learn from a step that prefilled some tokens and ran a block of some rows."""
-        block = self._block_seconds.get(rows, 0.0)
+        block = self._block(rows)
         if not tokens and rows:
-            self._block_seconds[rows] = _mean(block, seconds)
+            self._block_seconds[rows] = _mean(self._block_seconds.get(rows, 0.0), seconds)
         elif tokens and (block or not rows):
             self._token_seconds = _mean(self._token_seconds, max(0.0, seconds - block) / tokens)
+
+    def _block(self, rows: int) -> float:
+        nearest = min(self._block_seconds, key=lambda known: abs(known - rows), default=0)
+        return self._block_seconds.get(nearest, 0.0) if rows else 0.0
 
 
 def _mean(before: float, value: float) -> float:

@@ -39,6 +39,15 @@ def test_prompts_are_told_from_the_block_beside_them() -> None:
     assert budget.tokens(4) == int(SHARE * 0.2 / 0.001)
 
 
+def test_beside_a_number_of_rows_that_was_not_seen_a_step_does_not_prefill_its_most() -> None:
+    budget = PrefillBudget(256)
+    budget.observe(0, 2, 0.01)
+    budget.observe(0, 8, 0.08)
+    budget.observe(100, 0, 0.1)
+    assert [budget.tokens(rows) for rows in (1, 2, 6, 13)] == [MIN_TOKENS, MIN_TOKENS, 20, 20]
+    assert budget.tokens(0) == 256
+
+
 def test_every_row_that_stands_empty_is_worth_as_many_tokens() -> None:
     budget = PrefillBudget(100)
     budget.observe(0, 4, 0.2)
