@@ -54,20 +54,19 @@ class Locator(UserProvidedCacheLocator):  # type: ignore[misc] # numba comes wit
         return Path(py_file).parent.name
 
 
-def compiled(function: F, without: frozenset[str] = frozenset(), nogil: bool = False) -> F:
+def compiled(function: F, nogil: bool = False) -> F:
     """Compile a function when it is first called with arguments of some types.
 
     `parallel` is not used, because its threads disturb the engines', nor `fastmath=True`, which is wrong for -inf.
 
     Args:
-        without: LLVM's fast-math flags, for a function whose arguments they are true of.
         nogil: Python calls it without the GIL. That pays where it runs for milliseconds, or in several threads: beside
             a busy thread, a GIL that was released comes back after the 5 ms of `sys.getswitchinterval`.
     """
     before = config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES
     config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(cache_folder()), f"{__name__}.{Locator.__name__}"
     try:
-        made: F = njit(nogil=nogil, cache=True, error_model="numpy", fastmath=set(without))(function)
+        made: F = njit(nogil=nogil, cache=True, error_model="numpy")(function)
         return made
     finally:
         config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = before

@@ -21,14 +21,14 @@ Floats = npt.NDArray[np.float32]
 
 
 class Terms(NamedTuple):
-    """What a request asks, and its text as far as that depends on it. Arrays are empty where it asks for nothing.
+    """What a request asks, and what of its text that needs.
 
     Attributes:
         biased: int64 [B], tokens with a bias, each once.
         bias: float32 [B], finite or -inf.
-        present: int64 [T], the tokens that are in prompt or text, each once.
-        counts: float32 [V], how often each token is in the text.
-        penalties: float32 [3], of repetition, presence and frequency; 1, 0 and 0 are off.
+        present: int64 [T], the tokens that are in prompt or text, each once; [0] without penalties.
+        counts: float32 [V], how often each token is in the text; [0] without penalties.
+        penalties: float32 [3], of repetition, presence and frequency.
         ends: int64 [E], tokens that end a text.
         min_left: tokens that the text needs before one of those may follow; <= 0 for none.
     """

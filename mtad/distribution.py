@@ -67,31 +67,32 @@ def largest(logits, maxima):
     whole, found = len(logits) // CHUNK, maxima.view(np.int32)
     bits = logits.view(np.int32)
     chunks, rest = bits[: whole * CHUNK].reshape(whole, CHUNK), bits[whole * CHUNK :]
-    best, worst = 0, np.int32(0)
+    best, largest_size = 0, np.int32(0)
     for chunk in range(len(maxima)):
-        most, positive = largest_bits(chunks[chunk] if chunk < whole else rest)
-        found[chunk], worst = in_order(most), max(worst, positive)
+        most, size = largest_bits(chunks[chunk] if chunk < whole else rest)
+        found[chunk], largest_size = in_order(most), max(largest_size, size)
         best = chunk if maxima[chunk] > maxima[best] else best
-    return maxima[best] if worst <= INFINITE else F32(math.nan)
+    return maxima[best] if largest_size <= INFINITE else F32(math.nan)
 
 
 @compiled
 def largest_bits(bits):
-    """The largest of some floats, by `in_order`; and the largest of their bits without the sign.
+    """Of some floats, given as their bits, the largest one's `in_order`, and the largest bits without the sign.
 
-    Integers are compared, because that compiles to vector instructions, which comparing floats does not.
+    The second are more than `INFINITE` where one is NaN. Integers are compared, because that compiles to vector
+    instructions, which comparing floats does not.
     """
-    most, positive = np.int32(-(2**31)), np.int32(0)
+    most, most_size = np.int32(-(2**31)), np.int32(0)
     for at in range(len(bits)):
-        own, without_sign = in_order(bits[at]), np.int32(bits[at] & POSITIVE)
+        own, size = in_order(bits[at]), np.int32(bits[at] & POSITIVE)
         most = own if own > most else most
-        positive = without_sign if without_sign > positive else positive
-    return most, positive
+        most_size = size if size > most_size else most_size
+    return most, most_size
 
 
 @compiled
 def in_order(bits):
-    """An integer as much larger than others as the float of these bits is; of such an integer, the bits."""
+    """Map a float's bits to an integer that sorts as the float does; the map is its own inverse."""
     return np.int32(bits ^ ((bits >> SIGN) & POSITIVE))
 
 

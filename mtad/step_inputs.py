@@ -5,6 +5,8 @@ The committed tokens of a row are followed by the nodes of its draft: node n lie
 
 from __future__ import annotations
 
+from functools import partial
+
 from mtad.compiled import compiled
 
 
@@ -122,22 +124,21 @@ def move_columns(cache, source, to):
                         cache[r, new, part, head, word] = cache[r, old, part, head, word]
 
 
-@compiled
+@partial(compiled, nogil=True)
 def lay_out(memory, rows, heads, before, after, held):
-    """Give each row of a cache another number of columns, in place: the first `held` stay, and further ones are zeros.
+    """Give each row of a cache another number of columns, in place.
 
     Args:
-        memory: [layers x 2, words], in which columns of so many rows and heads follow each other.
-        before, after: words of a row's head, of all its columns.
-        held: words of a row's head that stay.
+        memory: uint8 [layers x 2, ..], in which the columns of so many rows' heads follow each other.
+        before, after: bytes of all columns of one head, so far and from now on.
+        held: bytes of them that stay, at most either; what is behind becomes zeros.
     """
     for part in memory:
         for at in range(rows * heads):
-            block = at if after < before else rows * heads - 1 - at  # so that nothing is overwritten before it moved
-            old, new = block * before, block * after
-            for word in range(held) if after < before else range(held - 1, -1, -1):
-                part[new + word] = part[old + word]
-            part[new + held : new + after] = 0
+            block = at if after < before else rows * heads - 1 - at  # nothing is overwritten before it has moved
+            moved = part[block * before : block * before + held].copy()
+            part[block * after : block * after + held] = moved
+            part[block * after + held : (block + 1) * after] = 0
 
 
 @compiled

@@ -118,9 +118,9 @@ class ColumnCache(KvCache):
         from mtad import step_inputs  # numba is imported where a model runs, not where its folder is read
 
         rows = max((row + 1 for row, used in enumerate(self._used) if used), default=0)
-        words, per_column = self._memory.flatten(0, 1).view(torch.int32).numpy(), dim * self.kv.element_size() // 4
+        memory, per_column = self._memory.flatten(0, 1).view(torch.uint8).numpy(), dim * self.kv.element_size()
         held = min(columns, before, max(self._used))
-        step_inputs.lay_out(words, rows, heads, *(per_column * count for count in (before, columns, held)))
+        step_inputs.lay_out(memory, rows, heads, *(per_column * count for count in (before, columns, held)))
         shape = count, heads, columns, dim
         self._move, self.kv = None, self._memory[:, :, : math.prod(shape)].view(layers, pair, *shape)
 

@@ -91,6 +91,11 @@ class Binding:
             assert tensor.is_contiguous(), name
             self._bind(self._binding.bind_output, name, tensor)
 
+    def forget(self, *names: str) -> None:
+        """Let go of tensors of these names, which are bound anew before the next run."""
+        for name in names:
+            del self._bound[name]
+
     def run(self, options: ort.RunOptions | None = None) -> None:
         self._session.run_with_iobinding(self._binding, options)
 

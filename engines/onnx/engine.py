@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 MAX_BINDINGS = 256
-"""Bindings kept, for steps that come again in the same memory."""
+"""Bindings kept, one for each part of the cache and memory for logits. Prompts, whose logits are new memory each time,
+share one per part; a step that comes again is bound but for what differs by then."""
 
 
 def open_onnxruntime(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) -> OnnxRuntimeEngine:
@@ -109,13 +110,14 @@ class OnnxRuntimeEngine(Engine):
     def _on_host(self, step: Step, cache: Tensor, first_row: int) -> Tensor:
         """Run a step on the rows of a cache from `first_row` on."""
         logits, rows = step.out, len(step.tokens)
-        # a step that has memory for its logits comes again, and is bound but for what differs by then
         key = id(logits), rows, first_row, cache.data_ptr(), cache.shape[4]
         binding = self._bindings.find(key, lambda: self._bind_cache(cache[:, :, first_row : first_row + rows]))
         if logits is None:
             shape = rows, step.keep.shape[0], self.spec.vocab_size
             logits = torch.empty(shape, dtype=self.spec.torch_dtype)
         self._run(step, logits, binding)
+        if step.out is None:
+            binding.forget("logits", *INPUTS)
         return logits
 
     def _on_gpu(self, step: Step, stream: torch.cuda.Stream) -> Tensor:

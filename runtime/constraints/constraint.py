@@ -32,7 +32,7 @@ class Constrainer:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
-        self.vocab_size, self.eos = vocab_size, np.array(list(eos), np.int64)
+        self.vocab_size, self.eos = vocab_size, np.array([token for token in eos if token < vocab_size], np.int64)
         self.grammars = Grammars(tokenizer, vocab_size, eos)
         self.words = lru_cache(KEPT_WORDS)(lambda words: BadWords(words, tokenizer, vocab_size))
 
@@ -128,7 +128,7 @@ class Constraint:
 
     @property
     def terms(self) -> Terms:
-        """What it asks now. Where a grammar holds, that sees to the fewest tokens itself."""
+        """What it asks now. Where a grammar holds, its follower enforces `min_tokens` itself."""
         left = max(0, self.params.min_tokens - self.generated) if self.follower is None else 0
         present = np.flatnonzero(self._seen)
         return Terms(self._biased, self._bias, present, self._counts, self._penalties, self._ends, left)

@@ -23,8 +23,8 @@ from runtime.scheduler.request import TokenScore
 PROMPT_SCORE_CHUNK = 64
 """Tokens of a prompt that are scored at once: their logits take no more memory than those of a wide tree."""
 
-MAX_KEPT_STEPS = 256
-"""Steps whose memory is kept as it is: an engine need not prepare itself for it again."""
+MAX_KEPT_STEPS, MAX_CAPTURED_STEPS = 256, 64
+"""Steps whose memory is kept as it is: an engine need not prepare itself for it again. On a device each has graphs."""
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class EngineRole:
         self._buckets = Buckets(spec.rows, spec.capacity) if captures else None
         self._inputs, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
         self._placed, self._logits = Arena(engine.device), Arena(engine.device)
-        self._kept: LruCache[tuple[int, ...], StepInputs] = LruCache(MAX_KEPT_STEPS)
+        self._kept: LruCache[tuple[int, ...], StepInputs] = LruCache(MAX_CAPTURED_STEPS if recorder else MAX_KEPT_STEPS)
         self._kept_on: object = None
         self._columns = torch.arange(engine.spec.capacity, device=engine.device)
 

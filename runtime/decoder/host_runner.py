@@ -164,7 +164,7 @@ def _call_all() -> SimpleNamespace:
     end, committed, noise = np.zeros(vocab, np.bool_), np.array([3, 3]), arrays.noise
     logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
     step_inputs.move_columns(np.zeros((2, 8, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
-    step_inputs.lay_out(np.zeros((2, 4), np.int32), 1, 1, 2, 4, 2)
+    step_inputs.lay_out(np.zeros((2, 4), np.uint8), 1, 1, 2, 4, 2)
     paths, lengths = _paths(scored, np.full((2, 2), -1), 2)
     none, some = np.zeros(0, np.int64), np.zeros(0, np.float32)
     terms = Terms(none, some, none, some, some, none, 0)

@@ -28,22 +28,19 @@ class PrefillBudget:
 
     def tokens(self, rows: int, empty: int = 1) -> int:
         """Prompt tokens of the next step, beside which so many rows run; requests wait for `empty` free ones."""
-        block = self._block(rows)
-        if not block or not self._token_seconds:
+        nearest = min(self._block_seconds, key=lambda known: abs(known - rows), default=0)
+        if not rows or not nearest or not self._token_seconds:
             return self.most
-        return min(self.most, max(1, empty) * max(MIN_TOKENS, int(SHARE * block / self._token_seconds)))
+        share = SHARE * self._block_seconds[nearest] / self._token_seconds
+        return min(self.most, max(1, empty) * max(MIN_TOKENS, int(share)))
 
     def observe(self, tokens: int, rows: int, seconds: float) -> None:
         """Learn from a step that prefilled some tokens and ran a block of some rows."""
-        block = self._block(rows)
+        block = self._block_seconds.get(rows, 0.0)
         if not tokens and rows:
-            self._block_seconds[rows] = _mean(self._block_seconds.get(rows, 0.0), seconds)
+            self._block_seconds[rows] = _mean(block, seconds)
         elif tokens and (block or not rows):
             self._token_seconds = _mean(self._token_seconds, max(0.0, seconds - block) / tokens)
-
-    def _block(self, rows: int) -> float:
-        nearest = min(self._block_seconds, key=lambda known: abs(known - rows), default=0)
-        return self._block_seconds.get(nearest, 0.0) if rows else 0.0
 
 
 def _mean(before: float, value: float) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -111,3 +113,26 @@ def test_a_prompt_beside_a_longer_row_takes_the_columns_that_it_needs(packed: On
     assert (copy.shape[4], packed.cache.kv.shape[4]) == (KV_PAGE, 256)
     packed.step(prompt)
     assert packed.cache.kv.shape[4] == 256
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_keep_their_columns_where_others_need_more_or_fewer(dtype: str) -> None:
+    spec = replace(mock_spec(3), dtype=dtype, kv_heads=2, head_dim=5, capacity=256)
+    cache = ColumnCache(spec, packed=True)
+    cache._used[:2] = 60, 9
+    cache._lay_out(KV_PAGE)
+    held = torch.randn(cache.kv[:, :, :2].shape).to(cache.kv.dtype)
+    cache.kv[:, :, :2] = held
+    for columns in (192, 256, 128, 64):
+        cache._lay_out(columns)
+        assert torch.equal(cache.kv[:, :, :2, :, :60], held[..., :60, :])
+        assert not cache.kv[:, :, :2, :, 60:].any()
+        cache.kv[:, :, :2, :, 60:] = 7
+
+
+def test_logits_of_prompts_are_not_kept(packed: OnnxRuntimeEngine) -> None:
+    prompt = make_step(some_tokens(0, 10)[None], [0])
+    logits, masks = weakref.ref(packed.step(prompt)), weakref.ref(prompt.mask)
+    del prompt
+    assert logits() is None
+    assert masks() is None

@@ -42,6 +42,12 @@ def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> N
     assert constraint.terms.counts.tolist() == [0, 1, 0, 1]
 
 
+def test_tokens_that_end_a_text_and_that_the_vocabulary_lacks_are_nobodys() -> None:
+    constraint = Constrainer(letters("abc"), 4, [0, 4]).constraint(replace(FREE, min_tokens=2), ())
+    found = Constraints([constraint]).adjust(np.ones((1, 2, 4), np.float32), np.array([[[0], [1]]]), np.array([[0, 1]]))
+    assert found.tolist() == [[[-np.inf, 1, 1, 1]] * 2]
+
+
 def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_draft() -> None:
     maker = Constrainer(letters("ab"), 3, [0])
     params = replace(FREE, regex="a(bz|ab)")
