@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tqdm import tqdm
+
 from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.tuning.measure import answer
 from scripts.bench.intervals import paired_ratio, shown
@@ -49,7 +51,7 @@ def run(options: Namespace) -> dict[str, Any]:
     llm, batches = LLM(options.pair, RuntimeConfig(threads=options.threads)), 4 if options.quick else options.batches
     llms = {name: LLM(llm.pair, RuntimeConfig(lookup_tokens=KEPT if "kept" in name else 0)) for name in SETTINGS}
     found: dict[str, Any] = {}
-    for kind, temperature in itertools.product(KINDS, TEMPERATURES):
+    for kind, temperature in tqdm(list(itertools.product(KINDS, TEMPERATURES)), desc="drafts", unit="cell"):
         prompts, salt = prompts_of(llm.tokenize, kind), f"{kind} {temperature}"
         ignore_eos = kind in ("code", "edit")
         own: dict[str, Any] = {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": ignore_eos}
