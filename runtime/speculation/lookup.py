@@ -54,8 +54,9 @@ class Lookups:
 
     A draft gives as many tokens as those looked up in the request's text so far promise. All that may follow the load
     (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second by the measured seconds
-    of blocks in which the auxiliary did not run, and it is chosen anew every `INTERVAL` blocks, since choosing takes as
-    long as a few tokens' search; the others go by their own text and `costs` alone.
+    of blocks in which the auxiliary did not run; what is expected of a new text is what texts of greedy requests, or of
+    the others, showed so far. It is chosen anew every `INTERVAL` blocks, since choosing takes time itself. The drafts of
+    all other requests go by their own text and `costs` alone.
 
     Args:
         longest: longest draft, in tokens.
@@ -66,8 +67,8 @@ class Lookups:
         self._kept_tokens, self._kept = kept_tokens, dict[int, list[int]]()
         self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
         self._node = (costs or DraftCosts()).node
-        self._times, self._usual, self._skipped = BlockTimes(), Acceptance(), 0
-        self._length, self._blocks_left = 0, 0
+        self._times, self._length, self._blocks_left, self._skipped = BlockTimes(), 0, 0, 0
+        self._usual = {greedy: Acceptance() for greedy in (False, True)}
 
     def find(self, requests: Sequence[Request]) -> list[Draft]:
         """What the next block drafts for each request without asking the auxiliary."""
@@ -81,7 +82,7 @@ class Lookups:
                 text.look_up(request, min(width, MOST) if params.spec.tree else 1, longest)
                 drafts[row] = draft = text.found
                 if params.draft_len == "auto" and draft and request.params.timed:
-                    text.acceptance.usual, timed[row] = self._usual, text
+                    text.acceptance.usual, timed[row] = self._usual[params.temperature == 0], text
                 elif params.draft_len == "auto":
                     costs = [1 + self._node * length * len(draft) for length in self._lengths]
                     drafts[row] = _cut(draft, self._best([text], 1, costs))
@@ -113,7 +114,8 @@ class Lookups:
             text = request.looked_up
             if given and text and text.found:  # the first token of what was not drafted can be judged as well
                 kept = len(given) - 1 if draft else int(given[0] in [one[0] for one in text.found])
-                for own in (text.acceptance, self._usual) if request.params.timed else (text.acceptance,):
+                usual = self._usual[request.params.temperature == 0]
+                for own in (text.acceptance, usual) if request.params.timed else (text.acceptance,):
                     own.add(kept, len(draft[0]) if draft else 1)
         if any(request.looked_up for request in requests):
             self._times.add(len(requests), max(len(draft[0]) if draft else 0 for draft in drafts), seconds, alone)
