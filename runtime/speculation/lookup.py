@@ -55,8 +55,8 @@ class Lookups:
     A draft gives as many tokens as those looked up in the request's text so far promise. All that may follow the load
     (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second by the measured seconds
     of blocks in which the auxiliary did not run; what is expected of a new text is what texts of greedy requests, or of
-    the others, showed so far. It is chosen anew every `INTERVAL` blocks, since choosing takes time itself. The drafts of
-    all other requests go by their own text and `costs` alone.
+    the others, showed so far. It is chosen anew every `INTERVAL` blocks, since choosing takes time itself. All other
+    requests' drafts go by their own text and `costs` alone.
 
     Args:
         longest: longest draft, in tokens.
