@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -208,9 +209,11 @@ def test_a_replica_killed_under_load_loses_no_request_and_comes_back_although_an
             streaming = [pool.submit(stream, prompt) for prompt in PROMPTS[:3]]
             whole = [pool.submit(cluster.complete, prompt, **long) for prompt in PROMPTS[:5]]
             until(lambda: cluster.accepted == 8, STARTING)
-            pattern = r'^mtad_requests_running\{replica="(\w+)"\} (\S+)$'
-            running = dict(re.findall(pattern, cluster.metrics, re.MULTILINE))
-            victim = cluster.replicas()[max(running, key=lambda one: float(running[one]))][0]
+            pattern = r'^mtad_(?:requests_running|queue_length)\{replica="(\w+)"\} (\S+)$'
+            accepted: Counter[str] = Counter()
+            for replica, requests in re.findall(pattern, cluster.metrics, re.MULTILINE):
+                accepted[replica] += int(float(requests))
+            victim = cluster.replicas()[accepted.most_common(1)[0][0]][0]
             os.kill(victim, signal.SIGKILL)
         answers = [one.result() for one in whole]
         for one in streaming:
