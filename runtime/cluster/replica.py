@@ -21,7 +21,7 @@ from runtime.config import RuntimeConfig, use_torch
 from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service
-from runtime.server.uvicorn_server import settle_memory
+from runtime.server.uvicorn_server import settle_process
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Replica:
         self._engine = await asyncio.to_thread(AsyncLLM, pair, config)
         service = Service(self._engine, options)
         self._app, self._metrics = create_app(service), service.metrics
-        settle_memory()
+        settle_process()
         self._engine.start()
         params = DecodingParams.from_dict({"max_tokens": 1, "min_tokens": 0, "n": 1}, self._engine.llm.pair.defaults)
         await (await self._engine.submit("Hello", params)).result()

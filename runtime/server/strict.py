@@ -7,6 +7,7 @@ one is looked for: lists are `Items`, other collections have a `max_length`, obj
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -69,13 +70,12 @@ class StrictModel(BaseModel):
         if not isinstance(values, dict):
             return values
         values = cls.translated(values)
-        known = cls.model_fields
-        aliases = {field.alias for field in known.values()}
-        for name, (reason, _) in UNSUPPORTED.items():
-            if name not in known and values.get(name) is not None:
-                raise InvalidInput(name, values[name], f"not supported: {reason}")
-        for name in values:
-            if name not in known and name not in aliases and name not in UNSUPPORTED:
+        other = [name for name in values if name not in _names(cls)]
+        for name in other:
+            if name in UNSUPPORTED and values[name] is not None:
+                raise InvalidInput(name, values[name], f"not supported: {UNSUPPORTED[name][0]}")
+        for name in other:
+            if name not in UNSUPPORTED:
                 raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
         return {name: value for name, value in values.items() if value is not None}
 
@@ -83,6 +83,13 @@ class StrictModel(BaseModel):
     def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
         """The object in our own words; by default, as it is."""
         return values
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """What its fields may be called."""
+    fields = model.model_fields
+    return frozenset([*fields, *(field.alias for field in fields.values() if field.alias)])
 
 
 def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ makes one attack of `scripts/soak/attacks.py` after another. It fails (exit code
 * memory grows by more than `GROWTH` MiB per minute of attacks, and by more than twice the error of that;
 * in the end something still runs or waits, or more than `FILES` more files are open than before the attacks.
 
-Clients and server share the cores. Linux only.
+Clients and server share the cores, of which strangers take what is left. Linux only.
 """
 
 from __future__ import annotations

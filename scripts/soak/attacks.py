@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import time
 from typing import Any, NamedTuple
@@ -150,7 +151,11 @@ Made = tuple[str, float, float, list[int]]
 
 
 def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
-    """Make the attacks of these names, the first one, then all in ever new orders, for so many seconds."""
+    """Make the attacks of these names, the first one, then all in ever new orders, for so many seconds.
+
+    The process that makes them has the lowest priority: strangers have processors of their own.
+    """
+    os.nice(19)
     made, numbers, known = list[Made](), itertools.count(), [one for one in ATTACKS if one.name in attacks]
 
     async def make(name: str, *attacks: Attack) -> None:

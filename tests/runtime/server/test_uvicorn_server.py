@@ -48,7 +48,7 @@ def resident() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_memory_that_was_freed_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn_server, "TRIM_SECONDS", 0.05)
-    uvicorn_server.settle_memory()
+    uvicorn_server.settle_process()
     held = [bytearray(20_000) for _ in range(20_000)]  # each is smaller than what malloc maps by itself
     most = resident()
     del held[::2], held[::3]
@@ -57,7 +57,7 @@ def test_memory_that_was_freed_goes_back_to_the_system(monkeypatch: pytest.Monke
 
 def test_a_circle_is_collected_however_much_was_there_before() -> None:
     before = [[number] for number in range(600_000)]
-    uvicorn_server.settle_memory()
+    uvicorn_server.settle_process()
     circle = weakref.ref(Circular())
     others = [[number] for number in range(100_000)]
     assert circle() is None
