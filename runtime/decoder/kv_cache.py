@@ -143,6 +143,7 @@ class KvCaches:
             began = time.perf_counter()
             for at in range(0, len(tokens), PIECE):
                 self.auxiliary.prefill(row, tokens[at : at + PIECE], held + at)
+            self.auxiliary.engine.run_deferred()  # so that what it takes is known
             request.auxiliary_seconds += time.perf_counter() - began
             request.auxiliary_stored += len(tokens)
             request.auxiliary_cached = upto

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from statistics import median
 
@@ -25,7 +25,7 @@ class BlockTimes:
 
     def add(self, rows: int, length: int, seconds: float, alone: bool = True) -> None:
         """Learn from a block, unless something was computed beside it."""
-        block = _bucket(rows), length
+        block = bucket(rows), length
         self._in_a_row = self._in_a_row + 1 if block == self._last_block else 0
         self._last_block = block
         if not alone or not self._in_a_row:  # the first one of another shape takes longer
@@ -38,25 +38,36 @@ class BlockTimes:
 
     def measured(self, rows: int) -> dict[int, int]:
         """The lengths of which some blocks of about so many rows were measured, and how many are kept."""
-        return {length: len(own) for (count, length), own in self._seconds.items() if count == _bucket(rows)}
+        return {length: len(own) for (count, length), own in self._seconds.items() if count == bucket(rows)}
+
+    @property
+    def comparable(self) -> bool:
+        """Whether blocks of two lengths were measured at some number of rows."""
+        return len(self._seconds) > len(set(count for count, _ in self._seconds))
 
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:
-        """Seconds of blocks, where few were measured drawn to the line through all of so many rows."""
-        measured = {n: times for (count, n), times in self._seconds.items() if count == _bucket(rows)}
+        """Seconds of blocks, where few were measured drawn to the line through all of so many rows.
+
+        A line needs two lengths: where they were not measured, blocks of the nearest number of rows stand for these.
+        """
+        lengths_of = Counter(count for count, _ in self._seconds)
+        known = [count for count, own in lengths_of.items() if own > 1]
+        nearest = min(known, key=lambda count: abs(count - bucket(rows)), default=bucket(rows))
+        measured = {n: times for (count, n), times in self._seconds.items() if count == nearest}
         points = [(length, median(times), len(times)) for length, times in measured.items()]
         weight = sum(count for _, _, count in points)
         x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
         spread = sum(count * (length - x) ** 2 for length, _, count in points)
         slope = max(0.0, sum(count * (length - x) * (taken - y) for length, taken, count in points) / (spread or 1.0))
-        known = {length: (taken, count) for length, taken, count in points}
+        seen = {length: (taken, count) for length, taken, count in points}
         found, slowness = [], median(self._recent)
         for length in lengths:
-            taken, count = known.get(length, (0.0, 0))
+            taken, count = seen.get(length, (0.0, 0))
             line = max(y + slope * (length - x), 0.1 * y)
             found.append(slowness * (count * taken + FEW * line) / (count + FEW))
         return found
 
 
-def _bucket(rows: int) -> int:
+def bucket(rows: int) -> int:
     """Numbers of rows whose blocks take about as long: within a factor of the square root of two."""
     return round(2 * math.log2(rows))

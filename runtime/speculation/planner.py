@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mtad.params import LONGEST, DecodingParams
 from runtime.scheduler.request import Acceptance, Request
-from runtime.speculation.block_times import BlockTimes
+from runtime.speculation.block_times import BlockTimes, bucket
 
 FIRST = 4
 """The length that is tried first."""
@@ -22,6 +22,12 @@ PROBE_SHARE = 0.01
 NEAR, FIRST_NEAR = 1.15, 2.0
 """Probed are lengths that seem at most so many times slower than the choice, or else those beside it; the second number
 is for lengths of which few blocks were measured."""
+
+DEAR = 0.1
+"""The part of a block's time from which on texts are not stored to see what drafts take at a new number of rows."""
+
+Key = tuple[int, int, bool, bool]
+"""What a row's parameters follow from: the request, its draft's length, its part, whether its draft was looked up."""
 
 GAIN = 1.03
 """The choice is changed for a length that promises this much more; drafts are charged it too, for probes and plans."""
@@ -41,7 +47,10 @@ def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingPar
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
     found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
     for part in [params] if params.thinking is params else [params, params.thinking]:
-        found += [with_length(part, n) for n in lengths if n or params.follows_load] if part.automatic else [part]
+        if part.automatic:
+            found += [with_length(part, n) for n in lengths if n or params.follows_load]
+        else:
+            found += [part, with_length(part, 0)] if part.looks_up and not part.uses_model else [part]
     return found
 
 
@@ -69,8 +78,8 @@ class Planner:
     `follows_load`, one length holds for the batch, since a block takes what its longest draft takes: the one with the
     most expected tokens of all requests per second, by the measured seconds of blocks of about so many rows. A length
     that was not measured yet takes what those beside it say, and a machine that slows down does so for all alike, so
-    seconds are kept relative to its recent speed. Drafting also means storing each prompt in the auxiliary's cache,
-    which is charged per token of text, by means over ended requests. Now and then a probe runs another length.
+    seconds are kept relative to its recent speed. Drafting also means storing texts in the auxiliary's cache, which is
+    charged per token that follows. Now and then a probe runs another length.
 
     A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a lossless
     method stays lossless.
@@ -94,25 +103,26 @@ class Planner:
         self.adapts = False
         self._longest, self._times = longest, BlockTimes()
         self._typical = defaultdict[str, Acceptance](Acceptance)
-        self._blocks_left = 0
+        self._blocks_left, self._bucket = 0, 0
         self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
         self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
         self._stored, self._texts = [0.0, 0.0], [0.0, 0.0]  # seconds and tokens; tokens of prompts and of answers
-        self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
-        self._planned: list[DecodingParams] = []
+        self._variants: dict[int, dict[Key, DecodingParams]] = {}
+        self._keys, self._planned = list[Key](), list[DecodingParams]()
 
     @property
     def drafts(self) -> bool:
         """Whether the choice, not a passing probe, is to draft: prompts that join are then stored for it at once."""
         return self._choice > 0
 
-    def plan(self, requests: Sequence[Request], found: Sequence[bool] = ()) -> list[DecodingParams]:
+    def plan(self, requests: Sequence[Request], found: Sequence[bool] = (), joining: int = 0) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
         Those that stay the same are the same objects, and so is the list where all do.
 
         Args:
             found: whether a draft was looked up for each request; by default for none.
+            joining: how many more are going to run: the choice is for a batch with them, in which texts decode longer.
         """
         followers = [request for request in requests if request.params.follows_load]
         self.adapts = bool(followers)
@@ -122,16 +132,19 @@ class Planner:
                 request.acceptance.usual = self._typical[params.method] if request.params.follows_load else None
             if params.automatic and not request.params.follows_load and (new or request.blocks % INTERVAL == 0):
                 request.draft_len = self._own_length(request)
-        if followers and self._blocks_left <= 0:
-            self._choose(requests)
+        rows = len(requests) + joining
+        if followers and (self._blocks_left <= 0 or bucket(rows) != self._bucket):
+            self._choose(requests, rows)
+            self._bucket = bucket(rows)
         for request in followers:
             request.draft_len = self.length
-        both = zip(requests, found or [False] * len(requests), strict=True)
-        keys = [(one.id, one.draft_len, one.thinking, own or not one.part_params.uses_model) for one, own in both]
-        if keys != list(self._variants):
-            known, each = self._variants, zip(keys, requests, strict=True)
-            self._variants = {key: known.get(key) or self._variant(request, key[3]) for key, request in each}
-            self._planned = list(self._variants.values())
+        each, some = zip(requests, found or [False] * len(requests), strict=True), any(found)
+        keys = [(one.id, one.draft_len, one.thinking, own if one.part_params.uses_model else some) for one, own in each]
+        if keys != self._keys:
+            for key, request in zip(keys, requests, strict=True):
+                if key not in (known := self._variants.setdefault(request.id, {})):
+                    known[key] = self._variant(request, key[3])
+            self._keys, self._planned = keys, [self._variants[key[0]][key] for key in keys]
         return self._planned
 
     def observe(
@@ -171,6 +184,7 @@ class Planner:
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what storing a prompt for the auxiliary takes per token of text."""
+        self._variants.pop(request.id, None)
         if request.params.follows_load and request.tokens:
             texts = len(request.prompt) - request.statistics.reused_tokens, len(request.tokens)
             self._texts = [0.9 * mean + own for mean, own in zip(self._texts, texts, strict=True)]
@@ -183,6 +197,8 @@ class Planner:
         if params.looks_up and looked_up:
             length = LONGEST if params.draft_len == "auto" else params.draft_len
             return replace(params, draft="lookup", draft_len=min(length, self._longest))
+        if not params.uses_model and params.looks_up:
+            return with_length(params, 0)
         return with_length(params, request.draft_len) if params.automatic else params
 
     @staticmethod
@@ -197,37 +213,43 @@ class Planner:
         tokens = request.acceptance.tokens(self._lengths[-1])
         return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.part_params, n))
 
-    def _choose(self, requests: Sequence[Request]) -> None:
+    def _storing(self, request: Request) -> float:
+        """Seconds that storing texts for the auxiliary takes, per token that follows: of new requests, or of its own."""
+        if not request.params.follows_load or not (count := self._stored[1]):
+            return 0.0
+        per_stored, (prompts, answers) = self._stored[0] / count, self._texts
+        behind, left = request.committed - request.auxiliary_cached, request.max_tokens - len(request.tokens)
+        return per_stored * max(prompts / answers, behind / max(1, left))
+
+    def _choose(self, requests: Sequence[Request], rows: int) -> None:
         lengths = self._lengths
         probed, self._probing = self._probing, False
         if probed:
             self._next_probe = self._clock + max(0.0, self._spent - self._worth) / PROBE_SHARE
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
-        measured = self._times.measured(len(requests))
-        # at a new number of rows the choice so far and none are run, since a line needs two lengths
-        untried = [n for n in (self._choice or 1, 0) if max(n, fixed) not in measured]
-        if untried and len(measured) < 2:
-            self.length = self._choice = untried[0]
-            return
-        seconds = self._times.expected(len(requests), [max(n, fixed) for n in lengths])
+        measured, storing = self._times.measured(rows), [self._storing(request) for request in requests]
+        if len(measured) < 2:  # a line needs two lengths: the choice so far and none are run at a new number of rows
+            dear = self._times.comparable and sum(storing) > DEAR * self._times.expected(rows, [fixed])[0]
+            untried = [n for n in (self._choice or int(not dear), 0) if max(n, fixed) not in measured]
+            if untried:
+                self.length = self._choice = untried[0]
+                return
+        seconds = self._times.expected(rows, [max(n, fixed) for n in lengths])
         tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
-        (spent, count), (prompts, answers) = self._stored, self._texts
-        per_token = spent / count * prompts / answers if count else 0.0  # seconds of storing, per token of text
-        for request in requests:
+        for request, seconds_per_token in zip(requests, storing, strict=True):
             expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
             for n in lengths:
-                own = expected[self._length(request, n)]
+                own = expected[self._length(request, n)] * rows / len(requests)
                 tokens[n] += own
-                if n and request.params.follows_load:
-                    stored[n] += own * per_token
+                stored[n] += own * seconds_per_token if n else 0.0
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)
         if speeds[best] > GAIN * speeds[self._choice]:
             self._choice = best
         self.length = self._choice
-        if not probed and self._clock >= self._next_probe:
+        if not probed and self._clock >= self._next_probe and rows == len(requests):
             near = {n: NEAR if measured.get(max(n, fixed), 0) > INTERVAL else FIRST_NEAR for n in lengths}
             others = [n for n in lengths if n != self._choice and speeds[n] > speeds[self._choice] / near[n]]
             at = lengths.index(self._choice)

@@ -19,9 +19,9 @@ from runtime.scheduler.request import CAUTION, EXPECTED, Acceptance, Request
 from runtime.speculation.block_times import BlockTimes
 from runtime.speculation.planner import INTERVAL, DraftCosts, Planner, draft_lengths, variants
 
-CHAIN = DecodingParams(method="speculative")
-BEAMS = DecodingParams(method="mtad", beam_width=4)
-PLAIN = DecodingParams(method="sample")
+CHAIN = DecodingParams(method="speculative", max_tokens=10_000)
+BEAMS = DecodingParams(method="mtad", beam_width=4, max_tokens=10_000)
+PLAIN = DecodingParams(method="sample", max_tokens=10_000)
 LENGTHS = (0, 1, 2, 4, 8, 16)
 
 
@@ -254,6 +254,43 @@ def test_a_machine_that_slows_down_while_one_length_runs_does_so_for_all() -> No
     assert times.expected(8, [4, 0]) == pytest.approx([9, 3])
 
 
+def either(rows: int, length: int) -> float:
+    """Seconds of a block that is bound by reading the weights for one row, and by arithmetic for several."""
+    return gpu(rows, length) if rows == 1 else 8 * cpu(rows, length)
+
+
+def test_while_requests_join_drafts_are_those_of_the_batch_that_they_will_be_in() -> None:
+    planner, world, texts = Planner(), World(either), texts_of(*[CHAIN] * 8)
+    for rows in (8, 1):
+        for _ in range(100):
+            world.block(planner, texts[:rows], 0.6)
+    assert planner.plan(texts[:1])[0].drafted > 0
+    assert planner.plan(texts[:1], joining=7)[0].drafted == 0
+    assert planner.plan(texts[:1])[0].drafted > 0
+
+
+def test_texts_that_end_soon_are_not_stored_to_be_drafted_for() -> None:
+    planner, world, (text, other) = Planner(), World(gpu), texts_of(CHAIN, CHAIN)
+    for _ in range(100):
+        world.block(planner, [text], 0.6)
+    other.tokens, other.auxiliary_seconds, other.auxiliary_stored = [1], 0.1, 100
+    planner.record_end(other)
+    for left, drafts in ((1000, True), (10, False)):
+        late = Request(3, [1] * 200, replace(CHAIN, max_tokens=left), 3)
+        late.acceptance, planner.length = text.acceptance, 0
+        planner._blocks_left = 0
+        assert (planner.plan([late])[0].drafted > 0) is drafts
+
+
+def test_where_one_length_was_measured_blocks_take_what_they_do_with_about_so_many_rows() -> None:
+    times = BlockTimes()
+    for rows, length, seconds in ((1, 0, 1.0), (1, 4, 1.1), (8, 0, 1.0), (8, 4, 3.0), (6, 0, 0.9)):
+        for _ in range(9):
+            times.add(rows, length, seconds)
+    assert times.expected(6, LENGTHS) == times.expected(8, LENGTHS)
+    assert times.expected(2, LENGTHS) == times.expected(1, LENGTHS)
+
+
 def test_drafts_have_to_pay_for_storing_prompts_in_the_auxiliarys_cache_too() -> None:
     """At 0.9, a draft of 8 saves 14 ms per token."""
     for auxiliary_seconds, length in ((0.5, 8), (2.5, 0)):
@@ -278,9 +315,21 @@ def test_a_draft_accepted_in_full_says_nothing_of_greater_depths() -> None:
     assert Acceptance(usual).rates(2) == pytest.approx(usual.rates(2))
 
 
+def test_a_batch_for_which_nothing_was_looked_up_samples_plainly_by_parameters_that_are_kept() -> None:
+    planner, texts = Planner(), texts_of(*[replace(CHAIN, draft="lookup")] * 2)
+    drafted, plain = planner.plan(texts, [True, False]), planner.plan(texts, [False, False])
+    assert [params.draft for params in drafted] == ["lookup"] * 2, "another row would need memory of another shape"
+    assert [params.method for params in plain] == ["sample"] * 2
+    for found, before in (([False, True], drafted), ([False, False], plain)):
+        assert all(own is known for own, known in zip(planner.plan(texts, found), before, strict=True))
+
+
 def test_what_has_ended_is_forgotten_and_no_request_is_no_plan() -> None:
     planner, world = Planner(), World(gpu)
     for number in range(40 * INTERVAL):
-        world.block(planner, [Request(number // 10, [1], CHAIN, 0)], 0.9)
-    assert len(planner._variants) == 1
+        text = Request(number // 10, [1], CHAIN, 0)
+        world.block(planner, [text], 0.9)
+        if number % 10 == 9:
+            planner.record_end(text)
+    assert not planner._variants
     assert planner.plan([]) == []
