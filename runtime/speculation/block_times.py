@@ -43,7 +43,7 @@ class BlockTimes:
     @property
     def comparable(self) -> bool:
         """Whether blocks of two lengths were measured at some number of rows."""
-        return len(self._seconds) > len(set(count for count, _ in self._seconds))
+        return len(self._seconds) > len({count for count, _ in self._seconds})
 
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:
         """Seconds of blocks, where few were measured drawn to the line through all of so many rows.

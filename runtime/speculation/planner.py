@@ -214,7 +214,7 @@ class Planner:
         return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.part_params, n))
 
     def _storing(self, request: Request) -> float:
-        """Seconds that storing texts for the auxiliary takes, per token that follows: of new requests, or of its own."""
+        """Seconds of storing texts for the auxiliary per token that follows: those of new requests, or its own."""
         if not request.params.follows_load or not (count := self._stored[1]):
             return 0.0
         per_stored, (prompts, answers) = self._stored[0] / count, self._texts

@@ -42,7 +42,7 @@ class RandomPlanner(Planner):
         super().__init__()
         self._chance = chance
 
-    def _choose(self, requests: Sequence[Request]) -> None:
+    def _choose(self, requests: Sequence[Request], rows: int) -> None:
         self.length, self._blocks_left = self._chance.choice(draft_lengths(4)), self._chance.randint(1, 4)
 
 
