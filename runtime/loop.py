@@ -80,7 +80,7 @@ class DecodingLoop:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
         began, rows = time.perf_counter(), len(self.scheduler.running)
-        tokens = self._budget.tokens(rows, self._joining)
+        tokens = self._budget.tokens(rows, self._about_to_run)
         plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted)
         self._prefill(plan)
         if requests := self.scheduler.make_room(self.caches):
@@ -98,7 +98,7 @@ class DecodingLoop:
         return ended
 
     @property
-    def _joining(self) -> int:
+    def _about_to_run(self) -> int:
         """Requests that are going to run beside those that do, as soon as their prompts are stored."""
         return min(self.scheduler.rows, sum(self.scheduler.counts)) - len(self.scheduler.running)
 
@@ -134,7 +134,7 @@ class DecodingLoop:
         """
         is_kept = [request in members for request in requests]
         drafts = self.lookups.find(requests)
-        params = self.planner.plan(requests, list(map(bool, drafts)), self._joining)
+        params = self.planner.plan(requests, list(map(bool, drafts)), self._about_to_run)
         if not all(is_kept):
             params = [p if own else _IDLE for p, own in zip(params, is_kept, strict=True)]
         began = time.perf_counter()

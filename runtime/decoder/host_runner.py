@@ -55,14 +55,16 @@ class HostRunner:
         self.auxiliary, self.target = auxiliary, target
         self._is_end = np.isin(np.arange(target.vocab_size), list(eos))
         self._call = compile_rules()
-        self._arrays: list[BatchArrays] = []
+        self._arrays: BatchArrays | None = None
         self._threads = min(cores(), 8)
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, given: BlockInput) -> Block:
         """Draft, score, accept, commit: one block of rows 0 .. R - 1."""
         began = time.perf_counter()
-        arrays, committed, last_two = self._arrays_of(given), np.array(given.committed), np.array(given.last_two)
+        if self._arrays is None or not self._arrays.is_of(given.params):
+            self._arrays = BatchArrays(given.params, self.target.vocab_size)
+        arrays, committed, last_two = self._arrays, np.array(given.committed), np.array(given.last_two)
         decisions, noise = arrays.decisions, arrays.noise
         decisions.finite.fill(True)
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
@@ -89,13 +91,6 @@ class HostRunner:
         if moves[1]:  # the draft's last level was never run, and is run by the next
             self.auxiliary.keep(arrays.columns[1], arrays.columns[2])
         return _outcome(given, arrays, logits, (began, drafted, scored_at))
-
-    def _arrays_of(self, given: BlockInput) -> BatchArrays:
-        """The memory of a batch; that of the last two batches is kept, since drafts are found for it now and then."""
-        found = next((one for one in self._arrays if one.is_of(given.params)), None)
-        found = found or BatchArrays(given.params, self.target.vocab_size)
-        self._arrays = [found, *[one for one in self._arrays if one is not found][:1]]
-        return found
 
     def _draft_looked_up(self, arrays: BatchArrays, drafts: Sequence[Sequence[Sequence[int]]]) -> int:
         """Let what was looked up be the drafts of its rows; returns the length of the longest one."""

@@ -70,12 +70,12 @@ class StrictModel(BaseModel):
         if not isinstance(values, dict):
             return values
         values = cls.translated(values)
-        other = [name for name in values if name not in _names(cls)]
-        for name in other:
-            if name in UNSUPPORTED and values[name] is not None:
-                raise InvalidInput(name, values[name], f"not supported: {UNSUPPORTED[name][0]}")
-        for name in other:
-            if name not in UNSUPPORTED:
+        names = _names(cls)
+        for name, (reason, _) in UNSUPPORTED.items():
+            if name not in names and values.get(name) is not None:
+                raise InvalidInput(name, values[name], f"not supported: {reason}")
+        for name in values:
+            if name not in names and name not in UNSUPPORTED:
                 raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
         return {name: value for name, value in values.items() if value is not None}
 

@@ -41,7 +41,7 @@ class BlockTimes:
         return {length: len(own) for (count, length), own in self._seconds.items() if count == bucket(rows)}
 
     @property
-    def comparable(self) -> bool:
+    def has_line(self) -> bool:
         """Whether blocks of two lengths were measured at some number of rows."""
         return len(self._seconds) > len({count for count, _ in self._seconds})
 

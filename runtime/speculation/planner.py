@@ -26,8 +26,8 @@ is for lengths of which few blocks were measured."""
 DEAR = 0.1
 """The part of a block's time from which on texts are not stored to see what drafts take at a new number of rows."""
 
-Key = tuple[int, int, bool, bool]
-"""What a row's parameters follow from: the request, its draft's length, its part, whether its draft was looked up."""
+JOINING_BLOCKS = 64
+"""For so many blocks in a row it is believed that requests are about to join."""
 
 GAIN = 1.03
 """The choice is changed for a length that promises this much more; drafts are charged it too, for probes and plans."""
@@ -47,10 +47,7 @@ def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingPar
     """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
     found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
     for part in [params] if params.thinking is params else [params, params.thinking]:
-        if part.automatic:
-            found += [with_length(part, n) for n in lengths if n or params.follows_load]
-        else:
-            found += [part, with_length(part, 0)] if part.looks_up and not part.uses_model else [part]
+        found += [with_length(part, n) for n in lengths if n or params.follows_load] if part.automatic else [part]
     return found
 
 
@@ -81,8 +78,8 @@ class Planner:
     seconds are kept relative to its recent speed. Drafting also means storing texts in the auxiliary's cache, which is
     charged per token that follows. Now and then a probe runs another length.
 
-    A choice depends on past blocks alone, and never on the random numbers of the block that it is for; so a lossless
-    method stays lossless.
+    A choice depends on past blocks and on how many requests wait, and never on the random numbers of the block that it
+    is for; so a lossless method stays lossless.
 
     The others are drafted for by their own text and `costs` alone, at least one token: their tokens depend on neither
     clock nor batch.
@@ -103,12 +100,12 @@ class Planner:
         self.adapts = False
         self._longest, self._times = longest, BlockTimes()
         self._typical = defaultdict[str, Acceptance](Acceptance)
-        self._blocks_left, self._bucket = 0, 0
+        self._blocks_left, self._bucket, self._ahead = 0, 0, 0
         self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
         self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
         self._stored, self._texts = [0.0, 0.0], [0.0, 0.0]  # seconds and tokens; tokens of prompts and of answers
-        self._variants: dict[int, dict[Key, DecodingParams]] = {}
-        self._keys, self._planned = list[Key](), list[DecodingParams]()
+        self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
+        self._planned: list[DecodingParams] = []
 
     @property
     def drafts(self) -> bool:
@@ -122,7 +119,8 @@ class Planner:
 
         Args:
             found: whether a draft was looked up for each request; by default for none.
-            joining: how many more are going to run: the choice is for a batch with them, in which texts decode longer.
+            joining: requests that are about to run as well. The choice is for the batch with them, in which most of the
+                tokens will be decoded; unless they do not come (`JOINING_BLOCKS`).
         """
         followers = [request for request in requests if request.params.follows_load]
         self.adapts = bool(followers)
@@ -132,19 +130,19 @@ class Planner:
                 request.acceptance.usual = self._typical[params.method] if request.params.follows_load else None
             if params.automatic and not request.params.follows_load and (new or request.blocks % INTERVAL == 0):
                 request.draft_len = self._own_length(request)
-        rows = len(requests) + joining
+        self._ahead = self._ahead + 1 if joining else 0
+        rows = len(requests) + (joining if self._ahead <= JOINING_BLOCKS else 0)
         if followers and (self._blocks_left <= 0 or bucket(rows) != self._bucket):
             self._choose(requests, rows)
             self._bucket = bucket(rows)
         for request in followers:
             request.draft_len = self.length
-        each, some = zip(requests, found or [False] * len(requests), strict=True), any(found)
-        keys = [(one.id, one.draft_len, one.thinking, own if one.part_params.uses_model else some) for one, own in each]
-        if keys != self._keys:
-            for key, request in zip(keys, requests, strict=True):
-                if key not in (known := self._variants.setdefault(request.id, {})):
-                    known[key] = self._variant(request, key[3])
-            self._keys, self._planned = keys, [self._variants[key[0]][key] for key in keys]
+        both = zip(requests, found or [False] * len(requests), strict=True)
+        keys = [(one.id, one.draft_len, one.thinking, own or not one.part_params.uses_model) for one, own in both]
+        if keys != list(self._variants):
+            known, each = self._variants, zip(keys, requests, strict=True)
+            self._variants = {key: known.get(key) or self._variant(request, key[3]) for key, request in each}
+            self._planned = list(self._variants.values())
         return self._planned
 
     def observe(
@@ -184,7 +182,6 @@ class Planner:
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what storing a prompt for the auxiliary takes per token of text."""
-        self._variants.pop(request.id, None)
         if request.params.follows_load and request.tokens:
             texts = len(request.prompt) - request.statistics.reused_tokens, len(request.tokens)
             self._texts = [0.9 * mean + own for mean, own in zip(self._texts, texts, strict=True)]
@@ -197,8 +194,6 @@ class Planner:
         if params.looks_up and looked_up:
             length = LONGEST if params.draft_len == "auto" else params.draft_len
             return replace(params, draft="lookup", draft_len=min(length, self._longest))
-        if not params.uses_model and params.looks_up:
-            return with_length(params, 0)
         return with_length(params, request.draft_len) if params.automatic else params
 
     @staticmethod
@@ -213,36 +208,44 @@ class Planner:
         tokens = request.acceptance.tokens(self._lengths[-1])
         return max(self._lengths[1:], key=lambda n: tokens[n] / self._costs.block(request.part_params, n))
 
-    def _storing(self, request: Request) -> float:
-        """Seconds of storing texts for the auxiliary per token that follows: those of new requests, or its own."""
-        if not request.params.follows_load or not (count := self._stored[1]):
+    def _storing(self, requests: Sequence[Request]) -> float:
+        """Seconds that each token that follows pays for storing texts for the auxiliary, where it drafts.
+
+        They are those of a usual prompt, spread over the usual answer; or, where it is more, of what the auxiliary
+        lacks of these texts, spread over the tokens that they have left.
+        """
+        if not self._stored[1]:
             return 0.0
-        per_stored, (prompts, answers) = self._stored[0] / count, self._texts
-        behind, left = request.committed - request.auxiliary_cached, request.max_tokens - len(request.tokens)
-        return per_stored * max(prompts / answers, behind / max(1, left))
+        texts = [request for request in requests if request.params.follows_load]
+        held = [request.auxiliary_cached or request.statistics.reused_tokens for request in texts]
+        lacking = sum(request.committed - count for request, count in zip(texts, held, strict=True))
+        left = sum(request.max_tokens - len(request.tokens) for request in texts)
+        prompts, answers = self._texts
+        return self._stored[0] / self._stored[1] * max(prompts / answers, lacking / max(1, left))
 
     def _choose(self, requests: Sequence[Request], rows: int) -> None:
         lengths = self._lengths
         probed, self._probing = self._probing, False
         if probed:
-            self._next_probe = self._clock + max(0.0, self._spent - self._worth) / PROBE_SHARE
+            worth = self._worth * min(1.0, 1 - self._blocks_left / INTERVAL)  # it may have been cut short
+            self._next_probe = self._clock + max(0.0, self._spent - worth) / PROBE_SHARE
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
-        measured, storing = self._times.measured(rows), [self._storing(request) for request in requests]
+        measured, storing = self._times.measured(rows), self._storing(requests)
         if len(measured) < 2:  # a line needs two lengths: the choice so far and none are run at a new number of rows
-            dear = self._times.comparable and sum(storing) > DEAR * self._times.expected(rows, [fixed])[0]
+            dear = self._times.has_line and storing * rows > DEAR * self._times.expected(rows, [fixed])[0]
             untried = [n for n in (self._choice or int(not dear), 0) if max(n, fixed) not in measured]
             if untried:
                 self.length = self._choice = untried[0]
                 return
         seconds = self._times.expected(rows, [max(n, fixed) for n in lengths])
         tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
-        for request, seconds_per_token in zip(requests, storing, strict=True):
+        for request in requests:
             expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
             for n in lengths:
                 own = expected[self._length(request, n)] * rows / len(requests)
                 tokens[n] += own
-                stored[n] += own * seconds_per_token if n else 0.0
+                stored[n] += own * storing if n and request.params.follows_load else 0.0
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)
