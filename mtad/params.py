@@ -284,7 +284,7 @@ class DecodingParams:
         length = LONGEST if self.draft_len == "auto" else self.draft_len
         return min(length, len(self.branching)) if self.form == "branches" and self.uses_model else length
 
-    @property
+    @cached_property
     def widths(self) -> tuple[int, ...]:
         """Nodes of each level of the draft."""
         if self.form == "branches":
@@ -292,7 +292,7 @@ class DecodingParams:
             return grown if self.uses_model else grown[-1:] * self.drafted
         return (self.beam_width if self.form == "beams" else 1,) * self.drafted
 
-    @property
+    @cached_property
     def draft_width(self) -> int:
         """Nodes of the draft's widest level; 0 without a draft."""
         return max(self.widths, default=0)

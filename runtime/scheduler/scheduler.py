@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,9 @@ Entry = tuple[int, int, Request]
 
 MAX_ACCOUNTS = 4096
 """Clients whose tokens are remembered."""
+
+SCORED = 2
+"""Tokens that one of a prompt whose log-probabilities are asked for counts as, when a step is filled."""
 
 
 class QueueFull(RuntimeError):
@@ -202,8 +206,9 @@ class Scheduler:
                 break
             both = is_drafted(request)
             start = caches.stored(request, both, self.running, pieces)
-            end = max(start, min(request.committed - 1, start + left))
-            left -= end - start
+            cost = 1 if request.params.prompt_logprobs is None else SCORED
+            end = max(start, min(request.committed - 1, start + math.ceil(left / cost)))
+            left -= cost * (end - start)
             pieces.append(PromptPiece(request, len(self.running), end, both))
             if end < request.committed - 1 or not request.max_tokens:
                 break

@@ -40,11 +40,6 @@ class BlockTimes:
         """The lengths of which some blocks of about so many rows were measured, and how many are kept."""
         return {length: len(own) for (count, length), own in self._seconds.items() if count == bucket(rows)}
 
-    @property
-    def has_line(self) -> bool:
-        """Whether blocks of two lengths were measured at some number of rows."""
-        return len(self._seconds) > len({count for count, _ in self._seconds})
-
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:
         """Seconds of blocks, where few were measured drawn to the line through all of so many rows.
 

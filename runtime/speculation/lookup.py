@@ -81,9 +81,11 @@ class Lookups:
                 width = math.prod(params.branching[:longest]) if params.form == "branches" else params.draft_width
                 text.look_up(request, min(width, MOST) if params.spec.tree else 1, longest)
                 drafts[row] = draft = text.found
-                if params.draft_len == "auto" and draft and request.params.timed:
+                if not draft or params.draft_len != "auto":
+                    continue
+                if request.params.timed:
                     text.acceptance.usual, timed[row] = self._usual[params.temperature == 0], text
-                elif params.draft_len == "auto":
+                else:
                     costs = [1 + self._node * length * len(draft) for length in self._lengths]
                     drafts[row] = _cut(draft, self._best([text], 1, costs))
             elif request.looked_up:

@@ -233,8 +233,8 @@ class Planner:
         fixed = max(self._length(request, 0) for request in requests)
         measured, storing = self._times.measured(rows), self._storing(requests)
         if len(measured) < 2:  # a line needs two lengths: the choice so far and none are run at a new number of rows
-            dear = self._times.has_line and storing * rows > DEAR * self._times.expected(rows, [fixed])[0]
-            untried = [n for n in (self._choice or int(not dear), 0) if max(n, fixed) not in measured]
+            dear = bool(measured) and storing * rows > DEAR * self._times.expected(rows, [fixed])[0]
+            untried = [n for n in (self._choice, int(not (self._choice or dear))) if max(n, fixed) not in measured]
             if untried:
                 self.length = self._choice = untried[0]
                 return

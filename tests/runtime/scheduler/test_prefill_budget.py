@@ -71,3 +71,13 @@ def test_empty_rows_are_those_that_requests_wait_for(monkeypatch: pytest.MonkeyP
         loop.step()
     assert asked[:5] == [(0, 4), (1, 3), (2, 2), (3, 1), (4, 0)]
     assert (0, 0) not in asked
+
+
+@pytest.mark.parametrize(("asked", "tokens"), [(None, 40), (3, 20)])
+def test_a_token_of_a_prompt_that_is_scored_counts_twice(asked: int | None, tokens: int) -> None:
+    loop = make_mock(rows=2).loop
+    params = DecodingParams(max_tokens=4, prompt_logprobs=asked)
+    loop.scheduler.submit(Request(0, [1] * 70, params, 0))
+    plan = loop.scheduler.schedule(40, loop.caches)
+    assert [piece.end for piece in plan.pieces] == [tokens]
+    assert plan.spare_tokens == 0
