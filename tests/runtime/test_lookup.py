@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +19,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from runtime.decoder.block import Block, BlockInput
 from runtime.pair import store_costs
+from runtime.speculation.lookup import Draft, Lookups
 from tests.support.commands import Run, assert_refused
 
 REPEATED = [list(range(40, 60)) * 3, [5, 6, 7] * 12, [*range(90, 120), *range(90, 100)], "where do they live? " * 4]
@@ -58,6 +61,22 @@ def test_a_row_that_looks_up_alone_never_runs_the_auxiliary(llm: LLM) -> None:
         results = llm.generate(REPEATED, params)
         assert sum(one.statistics.accepted for one in results) > 10
         assert not step.called
+
+
+def test_a_row_for_which_nothing_was_found_has_no_draft_beside_one_that_the_auxiliary_drafts_for(llm: LLM) -> None:
+    found: list[int] = []
+
+    def find(*given: Any) -> list[Draft]:
+        drafts = Lookups.find(llm.loop.lookups, *given)
+        found.append(sum(len(draft[0]) for draft in drafts if draft))
+        return drafts
+
+    with patch.object(llm.loop.lookups, "find", find):
+        params = replace(BASE, method="relaxed", draft="lookup", draft_len=3, max_tokens=64)
+        prompts, model = [REPEATED[2], list(range(90, 120)), REPEATED[3]], replace(params, draft="model")
+        *results, _ = llm.generate(prompts, [params, params, model])
+    assert any(before and not after for before, after in itertools.pairwise(found))
+    assert sum(one.statistics.drafted for one in results) == sum(found)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
