@@ -43,12 +43,12 @@ class BatchArrays:
         self.kept = max(int(readers.max()), self.width) if len(readers) else 0
         self.trees, self.q = Trees.empty(self.starts), empty_distributions(self)
         self.looked_up = np.array([p.drafts and not p.uses_model for p in params])
-        self.trees.drafted[self.looked_up] = True  # as if by a block before, so that the first one clears them
         self.drawn_rows = self.rows.copy()
         self.drawn_rows["draft_len"][self.looked_up] = 0
         self.drawn_trees = self.trees._replace(starts=np.where(self.looked_up[:, None], 0, self.starts))
         self.level_starts = self.drawn_trees.starts.max(0).tolist()
         self.scored = ScoredTrees.empty(len(params), int(self.starts.max()), self.draft_len)
+        self.starts[self.looked_up], self.q.counts[self.looked_up] = 0, 0  # nothing has been looked up yet
         self.decisions = Decisions.empty(len(params), self.draft_len)
         self.noise = Noise.empty(len(params), self.draft_len, self.width)
         self.columns = torch.zeros((3, len(params), self.draft_len), dtype=torch.int64).unbind()

@@ -69,8 +69,8 @@ class HostRunner:
         decisions.finite.fill(True)
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
         constraints, longest = Constraints.of(given.constraints), max(given.committed)
-        looked_up = any(given.drafts) or arrays.trees.drafted[arrays.looked_up].any()  # now, or by the block before
-        levels = self._draft_looked_up(arrays, given.drafts) if looked_up else 0
+        changes = any(given.drafts) or arrays.trees.drafted[arrays.looked_up].any()  # to write, or an old one to clear
+        levels = self._draft_looked_up(arrays, given.drafts) if changes else 0
         if arrays.level_starts[-1]:
             levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
         drafted = time.perf_counter()

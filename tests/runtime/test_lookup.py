@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,7 +62,11 @@ def test_a_row_that_looks_up_alone_never_runs_the_auxiliary(llm: LLM) -> None:
         assert not step.called
 
 
-def test_a_row_for_which_nothing_was_found_has_no_draft_beside_one_that_the_auxiliary_drafts_for(llm: LLM) -> None:
+@pytest.mark.parametrize("method", ["relaxed", "traversal"])
+@pytest.mark.parametrize("prompt", [REPEATED[2], list(range(90, 120))], ids=["after drafts", "from the start"])
+def test_a_row_for_which_nothing_was_found_has_no_draft_beside_one_that_the_auxiliary_drafts_for(
+    llm: LLM, method: str, prompt: list[int]
+) -> None:
     found: list[int] = []
 
     def find(*given: Any) -> list[Draft]:
@@ -72,11 +75,12 @@ def test_a_row_for_which_nothing_was_found_has_no_draft_beside_one_that_the_auxi
         return drafts
 
     with patch.object(llm.loop.lookups, "find", find):
-        params = replace(BASE, method="relaxed", draft="lookup", draft_len=3, max_tokens=64)
-        prompts, model = [REPEATED[2], list(range(90, 120)), REPEATED[3]], replace(params, draft="model")
-        *results, _ = llm.generate(prompts, [params, params, model])
-    assert any(before and not after for before, after in itertools.pairwise(found))
-    assert sum(one.statistics.drafted for one in results) == sum(found)
+        params = DecodingParams.from_dict({"method": method, "draft": "lookup", "draft_len": 3, "max_tokens": 40}, BASE)
+        model = replace(params, draft="model", max_tokens=3 * params.max_tokens)  # which it is long enough beside
+        result, _ = llm.generate([prompt, REPEATED[3]], [params, model])
+    assert 0 in found
+    assert bool(found[0]) == (prompt in REPEATED)
+    assert result.statistics.drafted == sum(found)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
