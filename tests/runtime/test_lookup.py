@@ -76,7 +76,7 @@ def test_a_row_for_which_nothing_was_found_has_no_draft_beside_one_that_the_auxi
 
     with patch.object(llm.loop.lookups, "find", find):
         params = DecodingParams.from_dict({"method": method, "draft": "lookup", "draft_len": 3, "max_tokens": 40}, BASE)
-        model = replace(params, draft="model", max_tokens=3 * params.max_tokens)  # which it is long enough beside
+        model = replace(params, draft="model", max_tokens=120)  # runs longer, so each block has its draft
         result, _ = llm.generate([prompt, REPEATED[3]], [params, model])
     assert 0 in found
     assert bool(found[0]) == (prompt in REPEATED)
