@@ -158,12 +158,6 @@ class AsyncLLM:
         self.llm.grammars.close()
         await asyncio.to_thread(self._thread.join)
 
-    def check_integrity(self) -> None:
-        """Invariants of an idle or stopped engine; raises AssertionError. It also checks itself whenever it is idle."""
-        assert self.llm.loop.scheduler.idle, "not idle"
-        assert not self._choices, "a stream without a request"
-        self.llm.loop.check_integrity()
-
     @property
     def ready(self) -> bool:
         """Whether it takes requests, and is prepared for them."""

@@ -93,8 +93,7 @@ class LLM:
         if recorder:
             from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner
 
-            engines = pair.auxiliary, pair.target
-            self.blocks = CudaGraphRunner(*engines, pair.vocab_size, pair.eos, host, recorder)
+            self.blocks = CudaGraphRunner(host, pair.eos, recorder)
         self.runner: BlockRunner = self.blocks or host
         kept = config.prefix_columns(spec.capacity)
         prefixes = pair.auxiliary.cache.prefix_cache(kept), pair.target.cache.prefix_cache(kept)
@@ -161,7 +160,7 @@ class LLM:
         try:
             with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
                 while pending:
-                    while backlog and self.loop.scheduler.room:
+                    while backlog and self.loop.scheduler.counts[1] < self.config.max_waiting:
                         self.loop.scheduler.submit(backlog.popleft())
                     ended = [request for request in self.step() if request.id in pending]
                     pending.difference_update(request.id for request in ended)

@@ -147,20 +147,11 @@ class DecodingLoop:
             params = [with_length(p, 0) if one.params.follows_load and p.uses_model else p for p, one in own]
         began, deferred = time.perf_counter(), self.caches.deferred_rows
         self.caches.reserve(requests, self.scheduler.lookahead)
-        block = self._runner.run(
-            BlockInput(
-                params,
-                [request.last_two for request in requests],
-                [request.committed for request in requests],
-                [(request.seed, request.blocks) for request in requests],
-                [
-                    self.output.constraint(request) if own else None
-                    for request, own in zip(requests, is_kept, strict=True)
-                ],
-                is_kept,
-                drafts,
-            )
-        )
+        last_two = [request.last_two for request in requests]
+        committed = [request.committed for request in requests]
+        keys = [(request.seed, request.blocks) for request in requests]
+        constraints = [self.output.constraint(one) if own else None for one, own in zip(requests, is_kept, strict=True)]
+        block = self._runner.run(BlockInput(params, last_two, committed, keys, constraints, is_kept, drafts))
         seconds, alone = time.perf_counter() - began, all(is_kept) and self.caches.deferred_rows >= deferred
         accepted = [len(tokens) - 1 for tokens in block.tokens]
         judged = zip(block.drafted_levels, block.finite, params, strict=True)

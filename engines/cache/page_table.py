@@ -11,6 +11,8 @@ from engines.base import KV_PAGE
 from engines.cache.prefix import PrefixCache
 
 Ints = NDArray[np.int64]
+Adopt = Callable[[int, int, Sequence[int], Sequence[int]], None]
+"""Lets a row's columns from one on, the first of a page, be those of pages: row, column, pages, tokens."""
 
 
 class Pages:
@@ -138,16 +140,10 @@ class PagedPrefixCache(PrefixCache):
         table: the engine's, whose pool has room for `tokens` tokens more than its rows hold.
         tokens: tokens to keep at most; rounded down to pages of 64.
         page_bytes: bytes of one page of the pool.
-        adopt: lets a row's columns from one on, the first of a page, be those of pages: row, column, pages, tokens.
+        adopt: the cache's.
     """
 
-    def __init__(
-        self,
-        table: PageTable,
-        tokens: int,
-        page_bytes: int,
-        adopt: Callable[[int, int, Sequence[int], Sequence[int]], None],
-    ) -> None:
+    def __init__(self, table: PageTable, tokens: int, page_bytes: int, adopt: Adopt) -> None:
         self._table, self._adopt, self._pages = table, adopt, dict[int, list[int]]()
         super().__init__(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // table.size * page_bytes)
 

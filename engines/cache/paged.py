@@ -147,12 +147,6 @@ class PageCache(KvCache):
         self._discards = False
         super().reset()
 
-    def check_integrity(self) -> None:
-        """The device's table is the host's; raises AssertionError."""
-        owned = np.arange(self.page_table.shape[1] - 1) < self.table.owned[:, None]
-        expected = np.where(owned, self.table.table + OWN, EMPTY)
-        assert np.array_equal(self.page_table[:, :-1].cpu().numpy(), expected), "kernels read another table"
-
     def _adopt(self, row: int, start: int, pages: Sequence[int], tokens: Sequence[int]) -> None:
         self.table.adopt(row, start, pages)
         self._show(row)

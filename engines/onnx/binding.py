@@ -49,9 +49,8 @@ def open_session(
     graph: str | bytes = str(path)
     if model is not None:
         graph = model
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(path.parent.absolute())
-        )
+        folder = str(path.parent.absolute())
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     if providers is None:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")

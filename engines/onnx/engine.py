@@ -161,9 +161,8 @@ def without_slices(path: Path) -> bytes:
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     cache = {value.name for value in graph.output if value.name.startswith("present_")}
-    sliced = {
-        node.output[0]: node.input[0] for node in graph.node if node.op_type == "Slice" and node.input[0] in cache
-    }
+    slices = [node for node in graph.node if node.op_type == "Slice" and node.input[0] in cache]
+    sliced = {node.output[0]: node.input[0] for node in slices}
     nodes = [node for node in graph.node if node.output[0] not in sliced]
     for node in nodes:
         node.input[:] = [sliced.get(name, name) for name in node.input]

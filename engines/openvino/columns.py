@@ -142,9 +142,8 @@ class Columns:
         if len(drafts):
             seen = seen_from(self._base[rows[drafts]], ends[drafts], mask[drafts])
             each.append(self.beams.extend(rows[drafts], self._base[rows[drafts]], seen))
-        before, sizes, of_row, columns, pages, used = (
-            np.concatenate(parts) for parts in list(zip(*each, strict=True))[:-1]
-        )
+        joined = [np.concatenate(parts) for parts in list(zip(*each, strict=True))[:-1]]
+        before, sizes, of_row, columns, pages, used = joined
         begins, at = np.concatenate([[0], sizes.cumsum()]), (of_row, columns)
         place = np.empty((count, steps), np.int64)  # of the step's own tokens among all
         place[texts] = begins[1 : len(texts) + 1, None] - steps + np.arange(steps)
@@ -238,10 +237,3 @@ class Columns:
         if sum((end - start) // PAGE + 2 for start, end in zip(starts, ends, strict=True)) <= free:
             return True  # whichever of them the rows have
         return int(self.table.missing(np.arange(len(spans)), np.array(starts), np.array(ends)).sum()) <= free
-
-    def check_integrity(self, others: Sequence[int] = ()) -> None:
-        """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""
-        self.table.check_integrity(others)
-        assert (self._stored <= self._known).all(), "a column is stored whose token is not known"
-        assert (self._base <= self._stored).all(), "a tree begins behind what is stored"
-        assert all(self._stored[row] < self._known[row] for row in self.deferred), "a row is deferred that is stored"

@@ -81,10 +81,13 @@ class PlanEngine(Engine):
         size = max(1, *(self._engine.get_device_memory_size_for_profile_v2(profile) for profile in profiles))
         self._activations = torch.empty(size, dtype=torch.uint8, device=self.device)
 
+    def step(self, step: Step) -> Tensor:
+        placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
+        return self.enqueue(replace(step, **placed)).to(step.tokens.device)
+
     def _context(self, profile: int) -> Any:
-        context = self._engine.create_execution_context(
-            self._config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
+        how = self._config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(how)
         accepted(context is not None, "execution context of profile", profile)
         accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
         context.set_device_memory(self._activations.data_ptr(), self._activations.numel())
@@ -122,10 +125,6 @@ class TensorRTEngine(PlanEngine):
     def captured_on(self) -> object:
         return self._contexts
 
-    def step(self, step: Step) -> Tensor:
-        placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
-        return self.enqueue(replace(step, **placed)).to(step.tokens.device)
-
     def enqueue(self, step: Step) -> Tensor:
         """Logits [R, N, V] in new memory: a block reads those of all its levels."""
         (rows, tokens), kept = step.tokens.shape, len(step.keep)
@@ -160,9 +159,8 @@ class TensorRTEngine(PlanEngine):
         else:
             sizes = rows, spec.kv_heads, tokens, spec.head_dim
             size = torch.Size(sizes).numel()
-            new = cache.new_empty(spec.layers, 2, -(-size // ALIGNED) * ALIGNED)[..., :size].view(
-                spec.layers, 2, *sizes
-            )
+            padded = cache.new_empty(spec.layers, 2, -(-size // ALIGNED) * ALIGNED)
+            new = padded[..., :size].view(spec.layers, 2, *sizes)
             outputs |= cache_tensors("new", new)
         for name, tensor in inputs.items() if reshaped else ():
             shape = tuple(tensor.shape)
@@ -188,10 +186,8 @@ class TensorRTEngine(PlanEngine):
         config.set_execution_context_allocation_strategy(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         config.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
         config.cuda_graph_strategy = self._trt.CudaGraphStrategy.DISABLED
-        kernels, path = (
-            config.create_runtime_cache(),
-            cache_folder() / "tensorrt-rtx" / f"{self.spec.build_hash}.kernels",
-        )
+        kernels = config.create_runtime_cache()
+        path = cache_folder() / "tensorrt-rtx" / f"{self.spec.build_hash}.kernels"
         if path.is_file() and not kernels.deserialize(path.read_bytes()):
             log.info("kernels are compiled anew: those of %s are of another GPU, driver or version", path)
         config.set_runtime_cache(kernels)

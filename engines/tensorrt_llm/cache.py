@@ -22,14 +22,16 @@ class BlockPool(PageCache):
 
     Attributes:
         starts: of each row, the first column that was reserved last.
+        layers: of the model.
+        blocks: pages that a row's offsets have room for.
     """
 
     reads_mask = False
 
     def __init__(self, spec: EngineSpec, device: str, spare: int) -> None:
-        self.starts = [0] * spec.rows
-        self._spare = spare
         super().__init__(spec, device)
+        self.starts, self.layers = [0] * spec.rows, spec.layers
+        self._spare, self.blocks = spare, spec.capacity // KV_PAGE + spare
 
     def new_pool(self, pages: int) -> Tensor:
         spec = self._spec
@@ -48,16 +50,6 @@ class BlockPool(PageCache):
         found, place = slots(rows, source), slots(rows, to)
         moved = pages[:, :, :, found // KV_PAGE, found % KV_PAGE]
         pages[:, :, :, place // KV_PAGE, place % KV_PAGE] = moved
-
-    @property
-    def layers(self) -> int:
-        """Layers of the model."""
-        return self._spec.layers
-
-    @property
-    def blocks(self) -> int:
-        """Pages that a row's offsets have room for."""
-        return self.page_table.shape[1] - 1 + self._spare
 
     def offsets(self, first_row: int, idle: Tensor) -> Tensor:
         """Offsets of keys and values of rows, int32 [R, 2, blocks]; idle ones, bool [R], have spare pages alone."""

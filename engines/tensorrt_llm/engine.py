@@ -7,7 +7,6 @@ more.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engines.base import INPUTS, EngineSpec, Step
+from engines.base import EngineSpec, Step
 from engines.buffers import to_device
 from engines.placement import Placement
 from engines.tensorrt.engine import MAX_CONTEXTS, PlanEngine, accepted, prefill_chunks, runtime_of
@@ -80,8 +79,7 @@ class TensorRTLLMEngine(PlanEngine):
 
     def step(self, step: Step) -> Tensor:
         self.cache.reserve(step.spans, step.first_row)
-        placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
-        return self.enqueue(replace(step, **placed)).to(step.tokens.device)
+        return super().step(step)
 
     @torch.inference_mode()
     def enqueue(self, step: Step) -> Tensor:

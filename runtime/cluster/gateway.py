@@ -33,7 +33,7 @@ from runtime.scheduler.scheduler import QueueFull
 from runtime.server.app import table
 from runtime.server.bodies import RestingThread
 from runtime.server.errors import ApiError, api_error, cancelled
-from runtime.server.metrics import exposition
+from runtime.server.metrics import Scrapes
 from runtime.server.middleware import CLIENT
 from runtime.server.responses import sent_event
 from runtime.server.schema import Body
@@ -63,7 +63,7 @@ class Gateway:
         self._replicas, self._reports, self.update_refused = replicas, reports, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
-        self._bodies, self._scrapes = RestingThread(), RestingThread()
+        self._bodies, self._scrapes = RestingThread(), Scrapes()
         self._draining, self._retries, self._broken = False, 0, 0
         self._last: tuple[float, list[Report]] = 0.0, []
         self._router = Router([row.route for row in table(self)])  # what is in no row, or fixed, needs no replica
@@ -106,7 +106,7 @@ class Gateway:
             CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
         ]
         reports = await self._known()
-        return await self._scrapes.run(lambda: exposition(own + merged(reports)))
+        return await self._scrapes.answer(lambda: own + merged(reports))
 
     async def _known(self) -> list[Report]:
         """The replicas' reports: those of before where the board has none, because it has just started again."""

@@ -60,10 +60,8 @@ def main() -> None:
         if name in given:
             raise InvalidInput("params", name, "cannot be set in --params; see mtad tune --help")
     exported = read_description(options.pair)["defaults"]  # what the choice will lie over
-    bases = [
-        DecodingParams.from_dict({"max_tokens": TOKENS, **exported, **given, "method": name})
-        for name in options.method.split(",")
-    ]
+    shared = {"max_tokens": TOKENS, **exported, **given}
+    bases = [DecodingParams.from_dict({**shared, "method": name}) for name in options.method.split(",")]
     for base in bases:
         if not grid_of(base.method):
             raise InvalidInput("method", base.method, "it has nothing to tune")
@@ -73,11 +71,8 @@ def main() -> None:
         largest = replace(base, draft_len=llm.config.max_draft_len, beam_width=max(GRID["beam_width"]))
         llm.requests(example.prompt, largest)  # refuses what does not fit
     tried = sum(sum(map(len, grid_of(base.method).values())) for base in bases)
-    print(
-        f"about {2 * tried * len(examples)} answers of up to {bases[0].max_tokens} tokens, one at a time; the bars "
-        "say how long each search takes",
-        file=sys.stderr,
-    )
+    work = f"about {2 * tried * len(examples)} answers of up to {bases[0].max_tokens} tokens, one at a time"
+    print(f"{work}; the bars say how long each search takes", file=sys.stderr)
     searched = [search(llm, examples, base, allowed) for base in bases]
     print(table([point for points in searched for point in points]))
     settings = [setting_of(llm.pair.defaults)]

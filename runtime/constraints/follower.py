@@ -81,12 +81,7 @@ class Follower:
     """
 
     def __init__(
-        self,
-        grammar: Grammar,
-        vocab_size: int,
-        eos: Sequence[int],
-        params: DecodingParams,
-        words: BadWords | None = None,
+        self, grammar: Grammar, vocab_size: int, eos: Sequence[int], params: DecodingParams, words: BadWords | None
     ) -> None:
         self._grammar, self._eos, self._params, self._words = grammar, frozenset(eos), params, words
         self._credit, self._over = MASK_CREDIT_SECONDS, ""  # why the text cannot be followed any further
@@ -198,9 +193,8 @@ class Follower:
         """
         number = int.from_bytes(bits.tobytes(), "little")
         token = number.bit_length() - 1
-        return number > 0 and (
-            number.bit_count() > 1 or token in self._eos or self._matcher.validate_tokens([token]) == 1
-        )
+        sure = number.bit_count() > 1 or token in self._eos
+        return number > 0 and (sure or self._matcher.validate_tokens([token]) == 1)
 
     def _move_to(self, path: Sequence[int]) -> bool:
         """Move the matcher behind `path`; False if it cannot go all the way."""

@@ -130,7 +130,7 @@ class Grammars:
         return grammar
 
     def _follow(self, grammar: Grammar, params: DecodingParams) -> Follower:
-        return Follower(grammar, self.vocab_size, self.eos, params)
+        return Follower(grammar, self.vocab_size, self.eos, params, None)
 
     @staticmethod
     def _checked(params: DecodingParams, grammar: Grammar) -> Grammar:
@@ -152,9 +152,8 @@ class Grammars:
         remedy = f"the extra grammars installs it; or leave {', '.join(LANGUAGES)} out"
         library, given = imported("llguidance", "llguidance", "missing", remedy), self._settings()
         try:
-            made: LLTokenizer = library.LLTokenizer(
-                given["tokenizer"], n_vocab=given["vocab_size"], eos_token=given["eos"] or None
-            )
+            ends = given["eos"] or None
+            made: LLTokenizer = library.LLTokenizer(given["tokenizer"], n_vocab=given["vocab_size"], eos_token=ends)
         except ValueError as error:
             problem = f"llguidance cannot use it ({error}); leave {', '.join(LANGUAGES)} out"
             raise InvalidInput("tokenizer", type(self._tokenizer.model).__name__, problem) from None

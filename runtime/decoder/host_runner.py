@@ -207,14 +207,5 @@ def _outcome(given: BlockInput, arrays: BatchArrays, logits: Floats, times: tupl
         if params.draft_details and decisions.finite[row]:
             path = decisions.paths[row, : lengths[row]].tolist()
             details[row] = details_of(row, arrays.trees, scored, path, logits[row])
-    return Block(
-        given,
-        tokens,
-        log_probs,
-        scored.longest.tolist(),
-        decisions.spent.tolist(),
-        decisions.finite.tolist(),
-        logits_of,
-        details,
-        *times,
-    )
+    longest, spent, finite = scored.longest.tolist(), decisions.spent.tolist(), decisions.finite.tolist()
+    return Block(given, tokens, log_probs, longest, spent, finite, logits_of, details, *times)

@@ -26,12 +26,7 @@ class KvCaches:
         prefixes: kept prompts of the auxiliary and of the target.
     """
 
-    def __init__(
-        self,
-        auxiliary: EngineRole,
-        target: EngineRole,
-        prefixes: tuple[PrefixCache, PrefixCache],
-    ) -> None:
+    def __init__(self, auxiliary: EngineRole, target: EngineRole, prefixes: tuple[PrefixCache, PrefixCache]) -> None:
         self.auxiliary, self.target, self.prefixes = auxiliary, target, prefixes
         self._engines = auxiliary.engine, target.engine
         each = zip((engine.cache for engine in self._engines), ("auxiliary_cached", "target_cached"), strict=True)

@@ -29,11 +29,7 @@ class OutputProcessor:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        eos: Sequence[int],
-        constrainer: Constrainer,
-        unrecorded: dict[str, int] | None = None,
+        self, tokenizer: Tokenizer, eos: Sequence[int], constrainer: Constrainer, unrecorded: dict[str, int] | None
     ) -> None:
         self._tokenizer, self._eos, self._constrainer = tokenizer, frozenset(eos), constrainer
         self._detokenizers: dict[int, Detokenizer] = {}

@@ -157,12 +157,6 @@ class Scheduler:
         return sum(map(len, self._queues.values()))
 
     @property
-    def room(self) -> int:
-        """Requests the queue still takes, of any client."""
-        with self._lock:
-            return max(0, self.max_waiting - self._count())
-
-    @property
     def counts(self) -> tuple[int, int]:
         """Requests that hold a row, and requests that wait."""
         with self._lock:
@@ -242,10 +236,9 @@ class Scheduler:
                 return None
             unsettled = self._unsettled()
             accounts = {client: self._accounts[client] + unsettled[client] for client in self._queues}
-            client = min(
-                self._queues, key=lambda one: (self._queues[one][0][0], accounts[one], self._queues[one][0][1])
-            )
-            if not fits(self._queues[client][0][2]):
+            first = {client: queue[0] for client, queue in self._queues.items()}
+            client = min(first, key=lambda one: (first[one][0], accounts[one], first[one][1]))
+            if not fits(first[client][2]):
                 return None
             self._clock = max(self._clock, accounts[client])
             entry = heapq.heappop(self._queues[client])
@@ -269,12 +262,11 @@ class Scheduler:
         """Take a request out, wherever it is; requests behind its row move up."""
         with self._lock:
             if request not in self._entries:
-                left = [entry for entry in self._queues.get(request.client, ()) if entry[2] is not request]
-                heapq.heapify(left)
-                if left:
-                    self._queues[request.client] = left
-                else:
-                    self._queues.pop(request.client, None)
+                queue = self._queues[request.client]
+                queue[:] = [entry for entry in queue if entry[2] is not request]
+                heapq.heapify(queue)
+                if not queue:
+                    del self._queues[request.client]
                 return
             self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
         self._leave(request, caches)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
@@ -16,13 +17,26 @@ from starlette.responses import Response
 
 from runtime.async_llm import AsyncLLM
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
+from runtime.server.bodies import RestingThread
 
 PHASES = ("prefill", "draft", "score", "commit")
 
 
-def exposition(families: list[Metric]) -> Response:
-    """The text that Prometheus reads; some milliseconds of the interpreter."""
-    collected: Any = SimpleNamespace(collect=lambda: families)  # all that is asked of a registry
+class Scrapes:
+    """The texts that Prometheus reads. One takes some milliseconds of the interpreter: requests share it meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = RestingThread()
+        self._made: asyncio.Future[Response] | None = None
+
+    async def answer(self, families: Callable[[], list[Metric]]) -> Response:
+        if self._made is None or self._made.done():
+            self._made = asyncio.ensure_future(self._thread.run(_exposition, families))
+        return await asyncio.shield(self._made)
+
+
+def _exposition(families: Callable[[], list[Metric]]) -> Response:
+    collected: Any = SimpleNamespace(collect=families)  # all that is asked of a registry
     return Response(generate_latest(collected), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 

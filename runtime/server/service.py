@@ -31,7 +31,7 @@ from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
 from runtime.server.logprobs import MAX_PROMPT_LOGPROBS, Echo, TokenNames
-from runtime.server.metrics import Metrics, exposition
+from runtime.server.metrics import Metrics, Scrapes
 from runtime.server.middleware import CLIENT, Client
 from runtime.server.options import ServerOptions
 from runtime.server.responses import OpenAIResponse
@@ -52,7 +52,7 @@ class Service:
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, engine.llm.grammars)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
-        self._bodies, self._answers, self._scrapes = RestingThread(), RestingThread(), RestingThread()
+        self._bodies, self._answers, self._scrapes = RestingThread(), RestingThread(), Scrapes()
         parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
@@ -119,7 +119,7 @@ class Service:
         return JSONResponse({"status": "starting" if self.engine.state == "open" else self.engine.state}, 503)
 
     async def scrape(self, _: Request) -> Response:
-        return await self._scrapes.run(lambda: exposition(self.metrics.families()))
+        return await self._scrapes.answer(self.metrics.families)
 
     def _parse(self, body: Body) -> ParsedRequest:
         pair, calling = self.engine.llm.pair, None

@@ -42,9 +42,6 @@ class DrainingServer(uvicorn.Server):
 
     The first signal (or `drain`) stops admission; when what was accepted has ended, the server stops. After
     `drain_seconds`, or on a second signal, what still runs is cancelled.
-
-    Attributes:
-        loop: the event loop that it runs in, once it has started.
     """
 
     def __init__(self, config: uvicorn.Config, engine: AsyncLLM | Gateway, drain_seconds: float) -> None:
@@ -53,7 +50,6 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listening in self.servers[0].sockets if self.servers else ():
             host, port = listening.getsockname()[:2]

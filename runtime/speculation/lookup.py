@@ -97,12 +97,7 @@ class Lookups:
         return drafts
 
     def observe(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        tokens: Sequence[Sequence[int]],
-        seconds: float,
-        alone: bool,
+        self, requests: Sequence[Request], drafts: list[Draft], tokens: list[list[int]], seconds: float, alone: bool
     ) -> None:
         """Learn from a block.
 

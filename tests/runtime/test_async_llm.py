@@ -17,6 +17,7 @@ from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
+from tests.support.integrity import check_engine
 from tests.support.waiting import PATIENCE, Gate, own, until
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
@@ -34,7 +35,7 @@ async def serving(llm: LLM) -> AsyncIterator[AsyncLLM]:
     """A running engine that must be sound and idle in the end."""
     async with AsyncLLM(llm) as engine:
         yield engine
-    engine.check_integrity()
+    check_engine(engine)
 
 
 async def collect(stream: Stream) -> list[OutputDelta]:
@@ -222,7 +223,7 @@ async def test_closing_drains_and_then_refuses(llm: LLM) -> None:
     with pytest.raises(EngineStopped):
         engine.start()
     await engine.close()
-    engine.check_integrity()
+    check_engine(engine)
 
 
 async def test_closing_without_draining_cancels(llm: LLM) -> None:
@@ -236,7 +237,7 @@ async def test_closing_without_draining_cancels(llm: LLM) -> None:
     gate.open()
     await closing
     assert {(await stream.result()).finish_reason for stream in streams} == {"cancelled"}
-    engine.check_integrity()
+    check_engine(engine)
 
 
 async def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) -> None:
@@ -293,5 +294,5 @@ def test_several_event_loops_share_an_engine(plain: LLM, llm: LLM) -> None:
     for thread in threads:
         thread.join()
     asyncio.run(engine.close())
-    engine.check_integrity()
+    check_engine(engine)
     assert [found[number] for number in range(len(PROMPTS))] == expected

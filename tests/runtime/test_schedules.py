@@ -27,6 +27,7 @@ from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
 from runtime.speculation.planner import Planner, draft_lengths
+from tests.support.integrity import check_page_table
 from tests.support.mock_engine import EOS, VOCAB, MockEngine, PagedMock, mock_spec, mock_tokenizer
 from tests.support.schedules import Entry, run_schedule
 
@@ -170,7 +171,7 @@ def run_mock(seed: int, pages: int = 0, words: Translation | None = None) -> Cou
             assert isinstance(engine, PagedMock)
             assert not engine.cache.table.owned.any(), "a row keeps pages that nobody needs"
             assert not engine.cache.kv[:, :, :, :64].any(), "a page that nobody has was written"
-            engine.cache.check_integrity()
+            check_page_table(engine.cache)
         reasons["preempted"] = mock.loop.totals.preemptions
     return reasons
 

@@ -41,7 +41,7 @@ class Device:
         roles = EngineRole(self.auxiliary, VOCAB, recorder), EngineRole(self.target, VOCAB, recorder)
         host = HostRunner(*roles, (EOS,))
         self.recorder = recorder
-        self.blocks = CudaGraphRunner(self.auxiliary, self.target, VOCAB, (EOS,), host, recorder, most)
+        self.blocks = CudaGraphRunner(host, (EOS,), recorder, most)
         self.loop = make_loop(roles, self.blocks, prefill, prefix_tokens, unrecorded=self.blocks.unrecorded)
 
     @property

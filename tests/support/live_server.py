@@ -23,6 +23,7 @@ from runtime.server.app import create_app
 from runtime.server.options import ServerOptions
 from runtime.server.service import Service
 from runtime.server.uvicorn_server import DrainingServer, configure
+from tests.support.integrity import check_engine
 from tests.support.paths import ROOT
 from tests.support.waiting import PATIENCE, STARTING, Gate, until
 
@@ -45,6 +46,7 @@ class LiveServer:
 
     def _run(self, config: uvicorn.Config) -> None:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            self.loop = runner.get_loop()
             runner.run(self.server.serve())
 
     def start(self) -> None:
@@ -61,7 +63,7 @@ class LiveServer:
 
     def drain(self) -> None:
         """What SIGTERM does."""
-        self.server.loop.call_soon_threadsafe(self.server.drain)
+        self.loop.call_soon_threadsafe(self.server.drain)
 
     def wait(self) -> None:
         """Until it has stopped."""
@@ -91,7 +93,7 @@ def live(llm: LLM, **options: Any) -> Iterator[LiveServer]:
             server.drain()
         server.wait()
     if server.engine.cause is None:
-        server.engine.check_integrity()
+        check_engine(server.engine)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines.base import Engine
 from engines.buffers import Arena, LruCache, size_of, views
 from engines.capture import MAX_GRAPHS, NoRecorder, Recorder, Uncapturable, Work
 from mtad.device import launches
@@ -35,10 +34,8 @@ class CudaGraphRunner:
     counted.
 
     Args:
-        auxiliary, target: the engines, on one device.
-        vocab_size: ids the pair shares.
+        host: runs what is not captured; of its engines, which are on one device.
         eos: tokens that end a text.
-        host: runs what is not captured.
         most: graphs kept, or as many as are prepared.
 
     Attributes:
@@ -46,21 +43,14 @@ class CudaGraphRunner:
         recorded: graphs captured so far.
     """
 
-    def __init__(
-        self,
-        auxiliary: Engine,
-        target: Engine,
-        vocab_size: int,
-        eos: Sequence[int],
-        host: HostRunner,
-        recorder: Recorder,
-        most: int = MAX_GRAPHS,
-    ) -> None:
-        self._engines, self._vocab_size, self._host, self._recorder = (auxiliary, target), vocab_size, host, recorder
+    def __init__(self, host: HostRunner, eos: Sequence[int], recorder: Recorder, most: int = MAX_GRAPHS) -> None:
+        self._host, self._recorder, self._vocab_size = host, recorder, host.target.vocab_size
+        target = host.target.engine
+        self._engines = host.auxiliary.engine, target
         reads = any(engine.reads_mask for engine in self._engines)
         self._buckets = Buckets(target.spec.rows, target.spec.capacity, reads)
         device, pinned = target.device, target.device.type == "cuda"
-        self._is_end = torch.from_numpy(np.isin(np.arange(vocab_size), list(eos))).to(device)
+        self._is_end = torch.from_numpy(np.isin(np.arange(self._vocab_size), list(eos))).to(device)
         self._filled, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
         self._in, self._out, self._logits = Arena(device), Arena(device), Arena(device)
         self._blocks: LruCache[Key, tuple[CapturedBlock, Work]] = LruCache(most)
@@ -178,9 +168,8 @@ def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:
 
 def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[float, float, float]) -> Block:
     """The block of its rows; its results are on the host, its logits on the device."""
-    tokens, log_probs, lengths, paths, longest, spent, finite = (
-        values[: len(given.params)].tolist() for values in read
-    )
+    rows = len(given.params)
+    tokens, log_probs, lengths, paths, longest, spent, finite = (values[:rows].tolist() for values in read)
 
     def logits_of(row: int) -> npt.NDArray[np.float32]:
         at = [0, *(1 + node for node in paths[row][: lengths[row]])]

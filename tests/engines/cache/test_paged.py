@@ -16,6 +16,7 @@ from engines.folder import read_spec
 from engines.pytorch.engine import TorchEngine
 from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import Pair, open_pair
+from tests.support.integrity import check_page_table
 from tests.support.mock_engine import PagedMock, mock_spec
 from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
@@ -48,7 +49,7 @@ def test_rows_beyond_what_memory_holds_whole_end_their_texts_on_a_small_pool(
         assert isinstance(engine.cache, PageCache)
         assert not engine.cache.table.owned.any(), "a row that nobody has holds pages"
         assert engine.cache.kv.nbytes == (engine.cache.pages + OWN) * engine.cache.page_bytes
-        engine.cache.check_integrity()
+        check_page_table(engine.cache)
 
 
 def test_a_prompt_that_begins_alike_and_a_row_that_moves_share_pages() -> None:
@@ -71,7 +72,7 @@ def test_a_prompt_that_begins_alike_and_a_row_that_moves_share_pages() -> None:
     engine.cache.release(0)
     engine.cache.release(2)
     assert (engine.cache.page_table[:, :-1] == EMPTY).all()
-    engine.cache.check_integrity()
+    check_page_table(engine.cache)
 
 
 def test_what_others_left_in_the_pool_reaches_no_row(pair_folders: Callable[[str], Path]) -> None:
@@ -103,7 +104,7 @@ def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pyte
     assert prefixes.restore(2, tokens[:64], 64) == 64, "what the row has is left alone"
     assert len(uploads) == 1
     prefixes.check_integrity()
-    engine.cache.check_integrity()
+    check_page_table(engine.cache)
 
 
 @pytest.mark.slow

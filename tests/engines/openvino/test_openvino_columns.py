@@ -173,7 +173,7 @@ def test_every_token_of_random_drafts_sees_what_its_mask_says(seed: int) -> None
         row, steps = texts.random.randrange(ROWS), texts.random.randint(1, PAGE)
         if texts.random.random() < 0.4 and texts.committed[row] + steps < CAPACITY - 20:
             texts.defer(row, steps)
-        texts.paged.columns.check_integrity()
+        check(texts.paged.columns)
 
 
 @pytest.mark.parametrize("start", [10, PAGE - 2, PAGE])
@@ -207,7 +207,7 @@ def test_a_row_that_was_not_brought_up_to_date_changes_nothing() -> None:
     texts.chain([0], 10)
     texts.paged.columns.plan(*_chain(40, 2), 0)
     texts.chain([10], 4)
-    texts.paged.columns.check_integrity()
+    check(texts.paged.columns)
 
 
 def test_a_block_without_a_draft_leaves_what_an_earlier_ones_beams_held_alone() -> None:
@@ -235,7 +235,7 @@ def test_what_a_run_that_fails_was_to_store_is_run_again() -> None:
     tree[[0, 0, 1, 1], [0, 1, 0, 1], [committed, committed + 1, other, other + 1]] = True
     none, starts = np.zeros((2, 2), np.int64), np.array([committed, other])
     columns.take_back(columns.plan(none, none, starts, tree, np.arange(2), 0))
-    columns.check_integrity()
+    check(columns)
     texts.chain([committed, other], 4)
 
 
@@ -249,6 +249,15 @@ def test_a_text_of_trees_whose_paths_do_not_lie_in_place_is_as_its_masks_say() -
         sees = [[seen, seen | {at + 1}, seen | {at + 2}, seen | {at + 2, at + 3}] for at, seen in seen_by]
         texts.step(starts, sees, [[at, at + 1, at + 1, at + 2] for at in starts])
         texts.keep([[at + 2, at + 3] for at in starts])
+
+
+def check(columns: Columns) -> None:
+    """Invariants of the pages and of the account."""
+    columns.table.check_integrity()
+    assert (columns._stored <= columns._known).all(), "a column is stored whose token is not known"
+    assert (columns._base <= columns._stored).all(), "a tree begins behind what is stored"
+    deferred = all(columns._stored[row] < columns._known[row] for row in columns.deferred)
+    assert deferred, "a row is deferred that is stored"
 
 
 def _chain(start: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -239,7 +239,7 @@ def test_a_full_queue_says_when_to_try_again_and_queues_nothing() -> None:
         scheduler.submit(make_request(1), make_request(2))
     assert caught.value.retry_after == 3.0
     assert ids(scheduler.waiting) == [0]
-    assert scheduler.room == 1
+    assert scheduler.counts == (0, 1)
 
 
 def test_requests_of_several_threads_are_queued_once_each_while_others_join_and_leave() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +14,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtad import LLM
+from runtime.server.metrics import Scrapes
 from tests.support.live_server import MODEL, LiveServer, call, gated, live
 from tests.support.paths import ROOT
 from tests.support.waiting import own, until
@@ -109,6 +113,31 @@ def test_metrics_are_served_whatever_is_asked_for(server: LiveServer) -> None:
         assert (status, headers["content-type"][:26]) == (200, "text/plain; version=0.0.4;")
         names = {family.name for family in text_string_to_metric_families(text.decode())}
         assert names >= {"mtad_generated_tokens", "mtad_accepted_length"}
+
+
+def test_scrapes_that_come_while_one_is_made_share_its_text_also_where_the_first_has_left() -> None:
+    started, gate, made = threading.Event(), threading.Event(), list[int]()
+
+    def families() -> list[Metric]:
+        made.append(len(made))
+        started.set()
+        assert gate.wait(10)
+        return [GaugeMetricFamily("made", "so far", len(made))]
+
+    async def scraped() -> list[bytes]:
+        scrapes = Scrapes()
+        first = asyncio.ensure_future(scrapes.answer(families))
+        await asyncio.to_thread(started.wait)
+        others = [asyncio.ensure_future(scrapes.answer(families)) for _ in range(5)]
+        await asyncio.sleep(0)
+        first.cancel()
+        gate.set()
+        found = [response.body for response in await asyncio.gather(*others)]
+        return [bytes(text) for text in (*found, (await scrapes.answer(families)).body)]
+
+    *shared, later = asyncio.run(scraped())
+    assert set(shared) == {b"# HELP made so far\n# TYPE made gauge\nmade 1.0\n"}
+    assert b"made 2.0" in later
 
 
 def test_the_dashboard_asks_for_what_is_exported_and_shows_all_of_it(server: LiveServer) -> None:

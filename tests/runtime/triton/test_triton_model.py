@@ -27,6 +27,7 @@ from runtime.triton.request import read
 from runtime.triton.service import TritonService
 from runtime.triton.tensors import INPUTS, OUTPUTS
 from tests.support.commands import Run, assert_refused
+from tests.support.integrity import check_engine
 from tests.support.waiting import PATIENCE, Deadlines, Gate, own, until
 
 DEFAULTS = DecodingParams()
@@ -236,7 +237,7 @@ def serving(plain: LLM, seconds: float) -> Iterator[tuple[TritonService, Gate]]:
     finally:
         if service.engine.state != "stopped":
             service.stop()
-    service.engine.check_integrity()
+    check_engine(service.engine)
 
 
 def test_a_request_beyond_its_time_ends_with_an_error_and_frees_its_row(
