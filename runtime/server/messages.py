@@ -118,6 +118,8 @@ class Message(StrictModel):
         return {"role": self.role, "content": text} | {name: value for name, value in others.items() if value}
 
 
+ChatMessage = Annotated[Message, AfterValidator(Message.plain)]
+"""A message that was checked, as a dictionary: the garbage collector passes over those, and stops all for objects."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is to think, in vLLM's words."""
 Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS)]

@@ -20,7 +20,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
-from runtime.server.messages import Effort, Message, ToolChoice, Tools
+from runtime.server.messages import ChatMessage, Effort, ToolChoice, Tools
 from runtime.server.strict import MAX_ENTRIES, STOP_STRINGS, Items, StrictModel, translate
 
 Token = Annotated[int, Field(ge=0)]
@@ -187,7 +187,7 @@ class CompletionRequest(Body):
 class ChatCompletionRequest(Body):
     """A request to `/v1/chat/completions`, as OpenAI defines it."""
 
-    messages: Items[Message] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, description=DESCRIPTIONS["top_logprobs"])
     max_completion_tokens: int | None = Field(None, description=f"max_tokens: {DESCRIPTIONS['max_tokens']}")
@@ -202,11 +202,11 @@ class ChatCompletionRequest(Body):
         longest = {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
         return super().renamed | longest | {"prompt": "messages"}
 
-    def plain(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def plain(self) -> tuple[list[Any], list[dict[str, Any]]]:
         """The messages and the tools that a chat template gets."""
         tools = () if self.tool_choice == "none" else self.tools
         told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-        return [message.plain() for message in self.messages], told
+        return self.messages, told
 
     @property
     def alternatives(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 
 from mtad import LLM
-from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.server.errors import api_error
 from runtime.server.schema import ChatCompletionRequest, CompletionRequest
@@ -81,13 +81,20 @@ def test_other_engines_words_mean_the_same_here(fields: dict[str, Any], expected
 def test_an_assistants_message_needs_no_content_and_a_users_does() -> None:
     turn: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}, turn]}
-    messages = ChatCompletionRequest.model_validate_json(json.dumps(body)).messages
-    assert [message.plain()["content"] for message in messages] == ["Hi", ""]
-    empty = ChatCompletionRequest.model_validate_json(
-        json.dumps({"model": MODEL, "messages": [{"role": "user", "content": None}]})
-    )
-    with pytest.raises(InvalidInput, match="no content"):
-        empty.messages[0].plain()
+    messages, _ = ChatCompletionRequest.model_validate_json(json.dumps(body)).plain()
+    assert [message["content"] for message in messages] == ["Hi", ""]
+    empty = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": None}]})
+    with pytest.raises(ValueError, match="no content"):
+        ChatCompletionRequest.model_validate_json(empty)
+
+
+def test_the_messages_of_a_chat_are_nothing_for_the_garbage_collector_to_visit() -> None:
+    parts = [{"type": "text", "text": "Hi"}]
+    turns = [{"role": "user", "content": parts, "name": "Ann"}, {"role": "assistant", "content": "Hello"}]
+    chat = ChatCompletionRequest.model_validate_json(json.dumps({"model": MODEL, "messages": turns}))
+    told, _ = chat.plain()
+    gc.collect()
+    assert [gc.is_tracked(message) for message in told] == [False, False], "it stops all threads while it visits them"
 
 
 def test_a_request_without_max_tokens_gets_what_fits(server: LiveServer, plain: LLM) -> None:
