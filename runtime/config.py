@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, get_args, get_type_hints
@@ -140,7 +141,8 @@ def describe(config: type) -> dict[str, str]:
 
 
 def use_torch() -> None:
-    """Import torch for a process that serves a pair: on one thread, for the cores belong to the engines."""
+    """Import torch for a process that serves a pair: on one thread, as tokenizers are; the cores are the engines'."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
     from engines.quiet import quiet_transformers

@@ -8,6 +8,9 @@ SHARE = 0.25
 MIN_TOKENS = 16
 """Fewest tokens of a step for each such row, so that prompts join in the end."""
 
+LONGEST_SECONDS = 0.1
+"""Of prompts in a step beside which others run, however many wait; a reader sees a longer pause."""
+
 
 class PrefillBudget:
     """Chunked prefill that adapts to the machine: how long running requests wait for prompts follows a block's time.
@@ -32,7 +35,8 @@ class PrefillBudget:
         if not rows or not nearest or not self._token_seconds:
             return self.most
         share = SHARE * self._block_seconds[nearest] / self._token_seconds
-        return min(self.most, max(1, empty) * max(MIN_TOKENS, int(share)))
+        longest = max(MIN_TOKENS, int(LONGEST_SECONDS / self._token_seconds))
+        return min(self.most, longest, max(1, empty) * max(MIN_TOKENS, int(share)))
 
     def observe(self, tokens: int, rows: int, seconds: float) -> None:
         """Learn from a step that prefilled some tokens and ran a block of some rows."""

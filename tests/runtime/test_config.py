@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -67,3 +69,18 @@ def test_options_of_the_command_line_are_the_fields() -> None:
 def test_a_bound_that_is_no_number_of_at_least_its_least_is_refused_by_name(value: Any) -> None:
     with pytest.raises(InvalidInput, match="max_draft_len"):
         RuntimeConfig(max_draft_len=value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_process_that_serves_a_pair_reads_many_texts_on_one_thread() -> None:
+    program = """
+import os
+from tokenizers import Tokenizer, models
+from runtime.config import use_torch
+
+use_torch()
+before = len(os.listdir("/proc/self/task"))
+Tokenizer(models.BPE({"a": 0}, [])).encode_batch(["a"] * 1000)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "0\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtad.params import DecodingParams
-from runtime.scheduler.prefill_budget import MIN_TOKENS, SHARE, PrefillBudget
+from runtime.scheduler.prefill_budget import LONGEST_SECONDS, MIN_TOKENS, SHARE, PrefillBudget
 from runtime.scheduler.request import Request
 from tests.runtime.test_schedules import make_mock
 
@@ -50,11 +50,21 @@ def test_beside_a_number_of_rows_that_was_not_seen_a_step_does_not_prefill_its_m
 
 def test_every_row_that_stands_empty_is_worth_as_many_tokens() -> None:
     budget = PrefillBudget(100)
-    budget.observe(0, 4, 0.2)
-    budget.observe(100, 0, 0.25)
+    budget.observe(0, 4, 0.02)
+    budget.observe(100, 0, 0.025)
     one = budget.tokens(4)
     assert [budget.tokens(4, empty) for empty in (0, 1, 2, 3)] == [one, one, min(100, 2 * one), min(100, 3 * one)]
     assert MIN_TOKENS < one < 50
+
+
+def test_however_many_wait_their_prompts_hold_the_others_up_for_no_longer_than_a_reader_may_notice() -> None:
+    budget = PrefillBudget(1000)
+    budget.observe(0, 4, 1.0)
+    budget.observe(100, 0, 0.2)
+    assert [budget.tokens(4, empty) for empty in (1, 12)] == [int(LONGEST_SECONDS / 0.002)] * 2
+    budget.observe(10_000, 0, 1000.0)
+    assert budget.tokens(4, 12) == MIN_TOKENS
+    assert budget.tokens(0, 12) == 1000, "nobody waits"
 
 
 def test_empty_rows_are_those_that_requests_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import sys
 import unittest.mock
 import weakref
@@ -62,6 +64,40 @@ def test_a_circle_is_collected_however_much_was_there_before() -> None:
     others = [[number] for number in range(100_000)]
     assert circle() is None
     assert len(before) > len(others)
+
+
+def test_connections_that_come_at_once_all_get_in_and_a_turn_of_the_event_loop_takes_few_of_them() -> None:
+    async def taken() -> list[int]:
+        turns, made = list[int](), 0
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            raise AssertionError("nobody asks for anything")
+
+        class Counted(uvicorn_server.ShortReads):
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                nonlocal made
+                made += 1
+                super().connection_made(transport)
+
+        config = uvicorn_server.configure(app, lifespan="off")
+        config.http = Counted
+        server = uvicorn_server.DrainingServer(config, unittest.mock.AsyncMock(), 1.0)
+        serving = asyncio.ensure_future(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        address = server.servers[0].sockets[0].getsockname()
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):  # this thread is the event loop's: nothing is taken meanwhile
+                stack.enter_context(socket.create_connection(address, timeout=0.5))
+            while made < 300:
+                before = made
+                await asyncio.sleep(0)
+                turns.append(made - before)
+        server.drain()
+        await serving
+        return turns
+
+    assert 0 < max(asyncio.run(taken())) <= uvicorn_server.CONNECTIONS_AT_ONCE
 
 
 def test_connections_that_take_long_to_read_rest_one_after_the_other() -> None:
