@@ -8,8 +8,8 @@ SHARE = 0.25
 MIN_TOKENS = 16
 """Fewest tokens of a step for each such row, so that prompts join in the end."""
 
-LONGEST_SECONDS = 0.1
-"""Of prompts in a step beside which others run, however many wait; a reader sees a longer pause."""
+NOTICED_SECONDS = 0.1
+"""Prompts in a step take at most so long beside running requests, or as long as their block if that is longer."""
 
 
 class PrefillBudget:
@@ -34,9 +34,10 @@ class PrefillBudget:
         nearest = min(self._block_seconds, key=lambda known: abs(known - rows), default=0)
         if not rows or not nearest or not self._token_seconds:
             return self.most
-        share = SHARE * self._block_seconds[nearest] / self._token_seconds
-        longest = max(MIN_TOKENS, int(LONGEST_SECONDS / self._token_seconds))
-        return min(self.most, longest, max(1, empty) * max(MIN_TOKENS, int(share)))
+        block = self._block_seconds[nearest]
+        share = max(MIN_TOKENS, int(SHARE * block / self._token_seconds))
+        longest = max(MIN_TOKENS, int(max(NOTICED_SECONDS, block) / self._token_seconds))
+        return min(self.most, longest, max(1, empty) * share)
 
     def observe(self, tokens: int, rows: int, seconds: float) -> None:
         """Learn from a step that prefilled some tokens and ran a block of some rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtad.params import DecodingParams
-from runtime.scheduler.prefill_budget import LONGEST_SECONDS, MIN_TOKENS, SHARE, PrefillBudget
+from runtime.scheduler.prefill_budget import MIN_TOKENS, NOTICED_SECONDS, SHARE, PrefillBudget
 from runtime.scheduler.request import Request
 from tests.runtime.test_schedules import make_mock
 
@@ -57,12 +57,15 @@ def test_every_row_that_stands_empty_is_worth_as_many_tokens() -> None:
     assert MIN_TOKENS < one < 50
 
 
-def test_however_many_wait_their_prompts_hold_the_others_up_for_no_longer_than_a_reader_may_notice() -> None:
+@pytest.mark.parametrize(("block", "longest"), [(0.08, NOTICED_SECONDS), (0.4, 0.4)])
+def test_prompts_take_no_longer_than_a_reader_notices_or_than_the_block_however_many_wait(
+    block: float, longest: float
+) -> None:
     budget = PrefillBudget(1000)
-    budget.observe(0, 4, 1.0)
-    budget.observe(100, 0, 0.2)
-    assert [budget.tokens(4, empty) for empty in (1, 12)] == [int(LONGEST_SECONDS / 0.002)] * 2
-    budget.observe(10_000, 0, 1000.0)
+    budget.observe(0, 4, block)
+    budget.observe(100, 0, 0.1)
+    assert budget.tokens(4, 12) == 1000 * longest
+    budget.observe(10_000, 0, 100_000.0)
     assert budget.tokens(4, 12) == MIN_TOKENS
     assert budget.tokens(0, 12) == 1000, "nobody waits"
 
