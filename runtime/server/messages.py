@@ -119,7 +119,7 @@ class Message(StrictModel):
 
 
 ChatMessage = Annotated[Message, AfterValidator(Message.plain)]
-"""A message that was checked, as a dictionary: the garbage collector passes over those, and stops all for objects."""
+"""A message, once checked, as a chat template gets it: the garbage collector skips dictionaries of text."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model is to think, in vLLM's words."""
 Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS)]

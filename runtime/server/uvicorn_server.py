@@ -32,7 +32,7 @@ HEAD_BYTES = 64 * 1024
 READ_BYTES = 4096
 """Read from a connection at a time. h11 takes 20 us for each chunk of a body, even if it holds a single byte: 15 ms."""
 CONNECTIONS_AT_ONCE, CONNECTIONS_WAITING = 16, 2048
-"""Taken in a turn of the event loop, 0.1 ms each; in the system's queue, which asyncio by itself makes no longer."""
+"""Connections that a turn of the event loop takes, 0.1 ms each, and that the system keeps; asyncio has one number."""
 LONG_READ = 0.002  # seconds of the processor from which on a connection rests after what it read
 SWITCH_SECONDS = 0.0005
 TRIM_SECONDS = 10.0  # how often freed memory goes back to the system
