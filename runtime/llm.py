@@ -32,7 +32,7 @@ from runtime.prompts import Prompt, Prompts
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.thoughts import Thoughts, known_tags, opened
-from runtime.speculation.planner import variants
+from runtime.speculation.lengths import variants
 
 if TYPE_CHECKING:
     from runtime.decoder.cuda_graph.block_runner import CudaGraphRunner

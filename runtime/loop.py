@@ -19,8 +19,9 @@ from runtime.scheduler.plan import Plan
 from runtime.scheduler.prefill_budget import PrefillBudget
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
+from runtime.speculation.lengths import DraftCosts, with_length
 from runtime.speculation.lookup import Lookups
-from runtime.speculation.planner import DraftCosts, Planner, with_length
+from runtime.speculation.planner import Planner
 
 CATCH_UP = 4
 """Of the tokens that are prefilled per step, one in so many is for drafts that follow the load, however many prompts

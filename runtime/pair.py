@@ -23,7 +23,7 @@ from runtime import fastest
 from runtime.config import RuntimeConfig, check_least
 from runtime.decoder.translated import TranslatedEngine
 from runtime.fastest import LEVELS, draft_seconds, fastest_placement, step_seconds
-from runtime.speculation.planner import DraftCosts
+from runtime.speculation.lengths import DraftCosts
 
 log = logging.getLogger(__name__)
 

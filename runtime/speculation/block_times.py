@@ -7,21 +7,25 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from statistics import median
 
-KEPT_TIMES, FEW, LATEST = 32, 8, 16
-"""Blocks of a kind that are kept; those that a line through all kinds weighs as much as; those that tell the speed."""
+KEPT = 12
+"""Blocks of a kind that are kept; and latest blocks of any kind, whose median tells the machine's speed."""
+
+STEADY = 4
+"""A kind is steady after more blocks in a row than this; a probe has just as many."""
 
 
 class BlockTimes:
     """Seconds of blocks, by number of rows and length of draft, relative to the machine's recent speed.
 
-    Where another kind of blocks begins, its first `FEW` are compared with the latest of the kind before. All others of
-    the same kind in a row only tell the speed. So kinds are compared by blocks that ran close together.
+    Every block tells the speed, compared with what its kind takes. What its kind takes is learnt from it as well, by
+    the speed of the blocks before it, unless no other kind has been steady since this one was: blocks that compare
+    kinds are those that ran close together, and hours of one kind alone tell nothing of another.
     """
 
     def __init__(self) -> None:
-        self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT_TIMES))
-        self._last_block, self._in_a_row = (0, 0), 0
-        self._recent = deque([1.0], maxlen=LATEST)
+        self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT))
+        self._last_block, self._steady, self._in_a_row = (0, -1), (0, -1), 0
+        self._recent = deque([1.0], maxlen=KEPT)
 
     def add(self, rows: int, length: int, seconds: float, alone: bool = True) -> None:
         """Learn from a block, unless something was computed beside it."""
@@ -30,15 +34,17 @@ class BlockTimes:
         self._last_block = block
         if not alone or not self._in_a_row:  # the first one of another shape takes longer
             return
-        known, seconds = self._seconds[block], max(seconds, 1e-9)
-        if self._in_a_row <= FEW or len(known) < FEW:
-            known.append(seconds / median(self._recent))
-        else:
+        known, seconds, slowness = self._seconds[block], max(seconds, 1e-9), median(self._recent)
+        if known:
             self._recent.append(seconds / median(known))
+        if block != self._steady:
+            known.append(seconds / slowness)
+        if self._in_a_row >= STEADY:
+            self._steady = block
 
-    def measured(self, rows: int) -> dict[int, int]:
-        """The lengths of which some blocks of about so many rows were measured, and how many are kept."""
-        return {length: len(own) for (count, length), own in self._seconds.items() if count == bucket(rows)}
+    def measured(self, rows: int) -> set[int]:
+        """The lengths of which some blocks of about so many rows were measured."""
+        return {length for count, length in self._seconds if count == bucket(rows)}
 
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:
         """Seconds of blocks, where few were measured drawn to the line through all of so many rows.
@@ -59,7 +65,7 @@ class BlockTimes:
         for length in lengths:
             taken, count = seen.get(length, (0.0, 0))
             line = max(y + slope * (length - x), 0.1 * y)
-            found.append(slowness * (count * taken + FEW * line) / (count + FEW))
+            found.append(slowness * (count * taken + (KEPT - count) * line) / KEPT)
         return found
 
 

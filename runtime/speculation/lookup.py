@@ -13,7 +13,8 @@ from mtad.lookup import MOST, look_up
 from mtad.params import LONGEST
 from runtime.scheduler.request import Acceptance, Request
 from runtime.speculation.block_times import BlockTimes
-from runtime.speculation.planner import FIRST, INTERVAL, DraftCosts, draft_lengths
+from runtime.speculation.lengths import DraftCosts, draft_lengths
+from runtime.speculation.planner import FIRST, INTERVAL
 
 PROBE = 64
 """Of the blocks for which drafts were found that do not pay, one in so many has one token: seconds may have changed."""

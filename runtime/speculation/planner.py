@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mtad.params import LONGEST, DecodingParams
 from runtime.scheduler.request import Acceptance, Request
 from runtime.speculation.block_times import BlockTimes, bucket
+from runtime.speculation.lengths import DraftCosts, draft_lengths, with_length
 
 FIRST = 4
 """The length that is tried first."""
@@ -17,11 +18,7 @@ INTERVAL = 4
 """Blocks from one choice to the next, and of a probe."""
 
 PROBE_SHARE = 0.01
-"""Probes lose at most this share of the time."""
-
-NEAR, FIRST_NEAR = 1.15, 2.0
-"""Probed are lengths that seem at most so many times slower than the choice, or else those beside it; the second number
-is for lengths of which few blocks were measured."""
+"""Probes lose about this share of the time."""
 
 DEAR = 0.1
 """The part of a block's time from which on texts are not stored to see what drafts take at a new number of rows."""
@@ -31,41 +28,6 @@ JOINING_BLOCKS = 64
 
 GAIN = 1.03
 """The choice is changed for a length that promises this much more; drafts are charged it too, for probes and plans."""
-
-
-def draft_lengths(longest: int) -> list[int]:
-    """Few lengths, since each is another shape of a block, and another graph to capture."""
-    return [0, *(1 << power for power in range(longest.bit_length()))]
-
-
-def with_length(params: DecodingParams, length: int) -> DecodingParams:
-    """A request's parameters where its drafts have `length` tokens."""
-    return replace(params, draft_len=length) if length else replace(params, method="sample")
-
-
-def variants(params: DecodingParams, longest: int = LONGEST) -> list[DecodingParams]:
-    """What blocks of a request may be: itself, or if its drafts are automatic, each length up to `longest`."""
-    found, lengths = list[DecodingParams](), draft_lengths(min(longest, LONGEST))
-    for part in [params] if params.thinking is params else [params, params.thinking]:
-        found += [with_length(part, n) for n in lengths if n or params.follows_load] if part.automatic else [part]
-    return found
-
-
-@dataclass(frozen=True)
-class DraftCosts:
-    """What drafts cost where no clock may decide, relative to a step of the target over one token.
-
-    Attributes:
-        level: seconds of a step of the auxiliary.
-        node: seconds that the target takes longer for each further token it scores.
-    """
-
-    level: float = 0.15
-    node: float = 0.01
-
-    def block(self, params: DecodingParams, length: int) -> float:
-        """A block with a draft of `length` tokens."""
-        return 1 + length * (self.level + self.node * (params.beam_width if params.spec.tree else 1))
 
 
 class Planner:
@@ -100,10 +62,10 @@ class Planner:
         self.adapts = False
         self._longest, self._times = longest, BlockTimes()
         self._typical = defaultdict[str, Acceptance](Acceptance)
-        self._blocks_left, self._bucket, self._ahead = 0, 0, 0
-        self._clock, self._next_probe, self._probes, self._probing = 0.0, 0.0, 0, False
-        self._spent, self._worth = 0.0, 0.0  # seconds of a probe, and those in which the choice gives as many tokens
-        self._stored, self._texts = [0.0, 0.0], [0.0, 0.0]  # seconds and tokens; tokens of prompts and of answers
+        self._blocks_left, self._bucket, self._ahead = 0.0, 0, 0
+        self._clock, self._next_probe, self._probes = 0.0, 0.0, 0
+        self._lost, self._worth = 0.0, 0.0  # by a probe; seconds in which the choice gives the tokens of its block
+        self._ended = [0.0] * 4  # of requests: tokens of prompts and of answers; seconds and tokens of storing texts
         self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
         self._planned: list[DecodingParams] = []
 
@@ -172,22 +134,19 @@ class Planner:
                 self._typical[params.method].add(count, length)
         if not self.adapts:
             return
-        planned = used is self._planned
-        self._blocks_left -= planned
+        # others count a little, so that drafts for which the auxiliary's caches never catch up are given up
+        self._blocks_left -= 1 if used is self._planned else 1 / INTERVAL
         self._clock += seconds + catch_up
-        self._spent += catch_up + planned * seconds
-        if self._probing and self._spent > 4 * self._worth:  # the auxiliary's caches do not catch up
-            self._blocks_left = 0
+        self._lost += seconds - self._worth if used is self._planned else 0.0
+        self._next_probe += (self.length != self._choice) * catch_up / PROBE_SHARE
         self._times.add(len(used), max(p.drafted if p.uses_model else 0 for p in used), seconds, alone)
 
     def record_end(self, request: Request) -> None:
         """Learn from a request that has ended what storing a prompt for the auxiliary takes per token of text."""
         if request.params.follows_load and request.tokens:
             texts = len(request.prompt) - request.statistics.reused_tokens, len(request.tokens)
-            self._texts = [0.9 * mean + own for mean, own in zip(self._texts, texts, strict=True)]
-            if request.auxiliary_stored:
-                stored = request.auxiliary_seconds, request.auxiliary_stored
-                self._stored = [0.9 * mean + own for mean, own in zip(self._stored, stored, strict=True)]
+            own = *texts, request.auxiliary_seconds, request.auxiliary_stored
+            self._ended = [0.9 * mean + new for mean, new in zip(self._ended, own, strict=True)]
 
     def _variant(self, request: Request, looked_up: bool) -> DecodingParams:
         params = request.part_params
@@ -214,21 +173,17 @@ class Planner:
         They are those of a usual prompt, spread over the usual answer; or, where it is more, of what the auxiliary
         lacks of these texts, spread over the tokens that they have left.
         """
-        if not self._stored[1]:
+        prompts, answers, seconds, stored = self._ended
+        if not stored:
             return 0.0
         texts = [request for request in requests if request.params.follows_load]
         held = [request.auxiliary_cached or request.statistics.reused_tokens for request in texts]
         lacking = sum(request.committed - count for request, count in zip(texts, held, strict=True))
         left = sum(request.max_tokens - len(request.tokens) for request in texts)
-        prompts, answers = self._texts
-        return self._stored[0] / self._stored[1] * max(prompts / answers, lacking / max(1, left))
+        return seconds / stored * max(prompts / answers, lacking / max(1, left))
 
     def _choose(self, requests: Sequence[Request], rows: int) -> None:
-        lengths = self._lengths
-        probed, self._probing = self._probing, False
-        if probed:
-            worth = self._worth * min(1.0, 1 - self._blocks_left / INTERVAL)  # it may have been cut short
-            self._next_probe = self._clock + max(0.0, self._spent - worth) / PROBE_SHARE
+        lengths, probed = self._lengths, self.length != self._choice
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
         measured, storing = self._times.measured(rows), self._storing(requests)
@@ -239,24 +194,25 @@ class Planner:
                 self.length = self._choice = untried[0]
                 return
         seconds = self._times.expected(rows, [max(n, fixed) for n in lengths])
-        tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
-        for request in requests:
-            expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
-            for n in lengths:
-                own = expected[self._length(request, n)] * rows / len(requests)
-                tokens[n] += own
-                stored[n] += own * storing if n and request.params.follows_load else 0.0
+        expected = [one.acceptance.tokens(max(lengths[-1], self._length(one, 0))) for one in requests]
+        each, share = list(zip(requests, expected, strict=True)), rows / len(requests)
+        tokens = {n: share * sum(own[self._length(one, n)] for one, own in each) for n in lengths}
+        drafted = {n: share * sum(own[n] for one, own in each if n and one.params.follows_load) for n in lengths}
+        stored = {n: storing * drafted[n] for n in lengths}
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
         best = max(speeds, key=speeds.__getitem__)
         if speeds[best] > GAIN * speeds[self._choice]:
-            self._choice = best
+            self._probes = int(best < self._choice)  # the first one goes back to where the choice came from
+            self._choice, self._next_probe = best, self._clock + taken[best]
         self.length = self._choice
-        if not probed and self._clock >= self._next_probe and rows == len(requests):
-            near = {n: NEAR if measured.get(max(n, fixed), 0) > INTERVAL else FIRST_NEAR for n in lengths}
-            others = [n for n in lengths if n != self._choice and speeds[n] > speeds[self._choice] / near[n]]
+        if probed:  # what gained is probed again at once; what lost more than a block's time was disturbed
+            lost = max(0.0, min(self._lost, taken[self._choice]))
+            self._next_probe = max(self._clock, self._next_probe) + lost / PROBE_SHARE
+            self._probes += lost > 0
+        elif self._clock >= self._next_probe and rows == len(requests):
             at = lengths.index(self._choice)
-            others = others or lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
-            self.length = others[self._probes % len(others)]
-            self._probes, self._probing, self._spent = self._probes + 1, True, 0.0
-            self._worth = INTERVAL * (tokens[self.length] / speeds[self._choice] - stored[self.length])
+            beside = lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
+            self.length = beside[self._probes % len(beside)]
+            self._next_probe, self._lost = self._clock, 0.0
+            self._worth = tokens[self.length] / speeds[self._choice] - stored[self.length]

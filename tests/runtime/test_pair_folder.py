@@ -13,7 +13,7 @@ from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.pair import open_pair, store_costs
-from runtime.speculation.planner import DraftCosts
+from runtime.speculation.lengths import DraftCosts
 
 
 @pytest.mark.parametrize("linked", ["every file", "weights"])

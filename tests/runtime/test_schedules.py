@@ -26,7 +26,8 @@ from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
-from runtime.speculation.planner import Planner, draft_lengths
+from runtime.speculation.lengths import draft_lengths
+from runtime.speculation.planner import Planner
 from tests.support.integrity import check_page_table
 from tests.support.mock_engine import EOS, VOCAB, MockEngine, PagedMock, mock_spec, mock_tokenizer
 from tests.support.schedules import Entry, run_schedule

@@ -15,8 +15,9 @@ import pytest
 
 from mtad.params import DecodingParams
 from runtime.scheduler.request import Request
+from runtime.speculation.lengths import DraftCosts
 from runtime.speculation.lookup import Lookups
-from runtime.speculation.planner import DraftCosts, Planner
+from runtime.speculation.planner import Planner
 from tests.runtime.speculation.test_planner import cpu, gpu
 
 Text = Callable[[random.Random, list[int]], int]

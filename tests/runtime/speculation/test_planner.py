@@ -17,7 +17,8 @@ import pytest
 from mtad.params import DecodingParams
 from runtime.scheduler.request import CAUTION, EXPECTED, Acceptance, Request
 from runtime.speculation.block_times import BlockTimes
-from runtime.speculation.planner import INTERVAL, DraftCosts, Planner, draft_lengths, variants
+from runtime.speculation.lengths import DraftCosts, draft_lengths, variants
+from runtime.speculation.planner import INTERVAL, Planner
 
 CHAIN = DecodingParams(method="speculative", max_tokens=10_000)
 BEAMS = DecodingParams(method="mtad", beam_width=4, max_tokens=10_000)
@@ -252,6 +253,29 @@ def test_a_machine_that_slows_down_while_one_length_runs_does_so_for_all() -> No
     for length, slowness in [(4, 1)] * 9 + [(0, 1)] * 9 + [(0, 3)] * 40 + [(4, 3)] * 4:
         times.add(8, length, slowness * (3.0 if length else 1.0))
     assert times.expected(8, [4, 0]) == pytest.approx([9, 3])
+
+
+def test_a_length_first_measured_just_after_a_disturbance_does_not_seem_fast_for_good() -> None:
+    times = BlockTimes()
+    disturbed = [(4, 1)] * 40 + [(4, 3)] * 20 + [(1, 1)] * 8
+    for length, slowness in disturbed + ([(4, 1)] * 4 + [(1, 1)] * 8) * 2:
+        times.add(1, length, slowness * (2.0 if length == 4 else 1.0))
+    short, long = times.expected(1, [1, 4])
+    assert long / short == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_best_length_is_found_again_after_an_early_disturbance(rows: int) -> None:
+    speeds = []
+    for start in range(8, 72, 4):
+        planner, world, texts = Planner(), World(gpu, noise=0.05, seed=start), texts_of(*[CHAIN] * rows)
+        for number in range(start + 220):
+            world.cost = scaled(gpu, 3.0 if start <= number < start + 20 else 1.0)
+            if number == start + 70:
+                world.clock = world.tokens = 0.0
+            world.block(planner, texts, 0.8)
+        speeds.append(world.tokens / world.clock)
+    assert statistics.mean(speeds) > 0.95 * max(fixed_speed(gpu, rows, 0.8, length) for length in LENGTHS)
 
 
 def either(rows: int, length: int) -> float:
