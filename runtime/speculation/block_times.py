@@ -46,15 +46,16 @@ class BlockTimes:
         """The lengths of which some blocks of about so many rows were measured."""
         return {length for count, length in self._seconds if count == bucket(rows)}
 
+    def longest(self, rows: int) -> int:
+        """The longest length of those that `expected` goes by."""
+        return max(self._nearest(rows))
+
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:
         """Seconds of blocks, where few were measured drawn to the line through all of so many rows.
 
         A line needs two lengths: where they were not measured, blocks of the nearest number of rows stand for these.
         """
-        lengths_of = Counter(count for count, _ in self._seconds)
-        known = [count for count, own in lengths_of.items() if own > 1]
-        nearest = min(known, key=lambda count: abs(count - bucket(rows)), default=bucket(rows))
-        measured = {n: times for (count, n), times in self._seconds.items() if count == nearest}
+        measured = self._nearest(rows)
         points = [(length, median(times), len(times)) for length, times in measured.items()]
         weight = sum(count for _, _, count in points)
         x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
@@ -67,6 +68,13 @@ class BlockTimes:
             line = max(y + slope * (length - x), 0.1 * y)
             found.append(slowness * (count * taken + (KEPT - count) * line) / KEPT)
         return found
+
+    def _nearest(self, rows: int) -> dict[int, deque[float]]:
+        """The measured seconds of each length, at the nearest number of rows of which two lengths were measured."""
+        lengths_of = Counter(count for count, _ in self._seconds)
+        known = [count for count, own in lengths_of.items() if own > 1]
+        nearest = min(known, key=lambda count: abs(count - bucket(rows)), default=bucket(rows))
+        return {n: times for (count, n), times in self._seconds.items() if count == nearest}
 
 
 def bucket(rows: int) -> int:

@@ -187,9 +187,10 @@ class Planner:
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
         measured, storing = self._times.measured(rows), self._storing(requests)
-        if len(measured) < 2:  # a line needs two lengths: the choice so far and none are run at a new number of rows
+        if len(measured) < 2:  # a line needs two lengths: one like the choice so far, and none, at a new number of rows
             dear = bool(measured) and storing * rows > DEAR * self._times.expected(rows, [fixed])[0]
-            untried = [n for n in (self._choice, int(not (self._choice or dear))) if max(n, fixed) not in measured]
+            first = min(self._choice, FIRST)
+            untried = [n for n in (first, int(not (first or dear))) if max(n, fixed) not in measured]
             if untried:
                 self.length = self._choice = untried[0]
                 return
@@ -201,7 +202,8 @@ class Planner:
         stored = {n: storing * drafted[n] for n in lengths}
         taken = dict(zip(lengths, seconds, strict=True))
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
-        best = max(speeds, key=speeds.__getitem__)
+        longest = self._times.longest(rows)  # a line says little of what lies far behind its last length
+        best = max((n for n in lengths if n <= max(1, 2 * longest)), key=speeds.__getitem__)
         if speeds[best] > GAIN * speeds[self._choice]:
             self._probes = int(best < self._choice)  # the first one goes back to where the choice came from
             self._choice, self._next_probe = best, self._clock + taken[best]
