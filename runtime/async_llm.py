@@ -7,7 +7,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -18,6 +17,7 @@ from runtime.llm import LLM
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
 from runtime.prompts import Prompt
+from runtime.resting import RestingThread
 from runtime.scheduler.request import Request, RequestFailed
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class AsyncLLM:
         self._changed = threading.Condition()  # guards the state, and the two below
         self._choices: dict[int, Choice] = {}  # of the requests that have not ended
         self._cancelled: list[Request] = []
-        self._long_texts = ThreadPoolExecutor(1, "mtad-long-texts")
+        self._long_texts = RestingThread()
         self._prepared = False
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
 
@@ -130,12 +130,12 @@ class AsyncLLM:
         return stream
 
     async def in_thread(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Run in a thread what takes time with prompts of so many characters; long ones have one thread together.
+        """Run in a thread what takes time with prompts of so many characters.
 
-        So long texts wait for each other, and short ones do not wait for them.
+        Long texts wait for each other, with rests between them, and short ones do not wait for them.
         """
-        executor = self._long_texts if size > LONG_TEXT else None
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+        run = self._long_texts.run if size > LONG_TEXT else asyncio.to_thread
+        return await run(function, *arguments)
 
     def statistics(self) -> dict[str, Any]:
         """Running totals, and the requests that hold a row and that wait just now."""

@@ -8,7 +8,7 @@ SHARE = 0.25
 MIN_TOKENS = 16
 """Fewest tokens of a step for each such row, so that prompts join in the end."""
 
-NOTICED_SECONDS = 0.05
+NOTICED_SECONDS = 0.03
 """Prompts in a step take at most so long beside running requests, or as long as their block if that is longer."""
 
 

@@ -175,6 +175,11 @@ class Request:
         return len(self.prompt) + len(self.tokens)
 
     @property
+    def tokens_left(self) -> int:
+        """Tokens that its text may still have."""
+        return self.max_tokens - len(self.tokens)
+
+    @property
     def cost(self) -> int:
         """Tokens that were computed for it so far, for the accounts of its client."""
         return self.committed - self.statistics.reused_tokens

@@ -16,8 +16,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from starlette.responses import Response
 
 from runtime.async_llm import AsyncLLM
+from runtime.resting import RestingThread
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
-from runtime.server.bodies import RestingThread
 
 PHASES = ("prefill", "draft", "score", "commit")
 

@@ -25,8 +25,9 @@ from runtime.async_llm import AsyncLLM
 from runtime.constraints.grammar import REMEDY
 from runtime.pair import ROLES
 from runtime.prompts import Prompt
+from runtime.resting import RestingThread
 from runtime.scheduler.request import Request as EngineRequest
-from runtime.server.bodies import RestingThread, check_body
+from runtime.server.bodies import BodyReader, check_body
 from runtime.server.calling import Calling
 from runtime.server.chat import ChatTemplate, prompt_text
 from runtime.server.errors import ApiError, api_error
@@ -52,7 +53,7 @@ class Service:
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, engine.llm.grammars)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
-        self._bodies, self._answers, self._scrapes = RestingThread(), RestingThread(), Scrapes()
+        self._bodies, self._answers, self._scrapes = BodyReader(), RestingThread(), Scrapes()
         parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from runtime.output.stream import OutputDelta, Stream
+from runtime.resting import RestingThread
 from runtime.scheduler.statistics import Histogram
-from runtime.server.bodies import RestingThread
 from runtime.server.errors import ApiError, api_error, cancelled, timed_out
 from runtime.server.responses import OpenAIResponse, sent_event
 from runtime.server.tracing import end_span

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtad.errors import InvalidInput
-from runtime.server.bodies import REST_RATIO
+from runtime.resting import REST_RATIO
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM

@@ -47,7 +47,7 @@ class BlockTimes:
         return {length for count, length in self._seconds if count == bucket(rows)}
 
     def longest(self, rows: int) -> int:
-        """The longest length of those that `expected` goes by."""
+        """The longest length that was measured, of those that `expected` goes by."""
         return max(self._nearest(rows))
 
     def expected(self, rows: int, lengths: Sequence[int]) -> list[float]:

@@ -179,7 +179,7 @@ class Planner:
         texts = [request for request in requests if request.params.follows_load]
         held = [request.auxiliary_cached or request.statistics.reused_tokens for request in texts]
         lacking = sum(request.committed - count for request, count in zip(texts, held, strict=True))
-        left = sum(request.max_tokens - len(request.tokens) for request in texts)
+        left = sum(request.tokens_left for request in texts)
         return seconds / stored * max(prompts / answers, lacking / max(1, left))
 
     def _choose(self, requests: Sequence[Request], rows: int) -> None:
@@ -188,19 +188,20 @@ class Planner:
         fixed = max(self._length(request, 0) for request in requests)
         measured, storing = self._times.measured(rows), self._storing(requests)
         if len(measured) < 2:  # a line needs two lengths: one like the choice so far, and none, at a new number of rows
-            dear = bool(measured) and storing * rows > DEAR * self._times.expected(rows, [fixed])[0]
             first = min(self._choice, FIRST)
+            dear = bool(measured) and storing * rows > DEAR * self._times.expected(rows, [fixed])[0]
             untried = [n for n in (first, int(not (first or dear))) if max(n, fixed) not in measured]
             if untried:
                 self.length = self._choice = untried[0]
                 return
-        seconds = self._times.expected(rows, [max(n, fixed) for n in lengths])
-        expected = [one.acceptance.tokens(max(lengths[-1], self._length(one, 0))) for one in requests]
-        each, share = list(zip(requests, expected, strict=True)), rows / len(requests)
-        tokens = {n: share * sum(own[self._length(one, n)] for one, own in each) for n in lengths}
-        drafted = {n: share * sum(own[n] for one, own in each if n and one.params.follows_load) for n in lengths}
-        stored = {n: storing * drafted[n] for n in lengths}
-        taken = dict(zip(lengths, seconds, strict=True))
+        tokens, stored = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
+        for request in requests:
+            expected = request.acceptance.tokens(max(lengths[-1], self._length(request, 0)))
+            for n in lengths:
+                own = min(expected[self._length(request, n)], request.tokens_left) * rows / len(requests)
+                tokens[n] += own
+                stored[n] += own * storing if n and request.params.follows_load else 0.0
+        taken = dict(zip(lengths, self._times.expected(rows, [max(n, fixed) for n in lengths]), strict=True))
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
         longest = self._times.longest(rows)  # a line says little of what lies far behind its last length
         best = max((n for n in lengths if n <= max(1, 2 * longest)), key=speeds.__getitem__)
@@ -215,6 +216,7 @@ class Planner:
         elif self._clock >= self._next_probe and rows == len(requests):
             at = lengths.index(self._choice)
             beside = lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
-            self.length = beside[self._probes % len(beside)]
-            self._next_probe, self._lost = self._clock, 0.0
-            self._worth = tokens[self.length] / speeds[self._choice] - stored[self.length]
+            if promising := [n for n in beside if n < self._choice or tokens[n] > GAIN * tokens[self._choice]]:
+                self.length = promising[self._probes % len(promising)]
+                self._next_probe, self._lost = self._clock, 0.0
+                self._worth = tokens[self.length] / speeds[self._choice] - stored[self.length]

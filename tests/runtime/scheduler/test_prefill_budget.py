@@ -57,7 +57,7 @@ def test_every_row_that_stands_empty_is_worth_as_many_tokens() -> None:
     assert MIN_TOKENS < one < 50
 
 
-@pytest.mark.parametrize(("block", "longest"), [(0.08, NOTICED_SECONDS), (0.4, 0.4)])
+@pytest.mark.parametrize(("block", "longest"), [(0.02, NOTICED_SECONDS), (0.4, 0.4)])
 def test_prompts_take_no_longer_than_a_reader_notices_or_than_the_block_however_many_wait(
     block: float, longest: float
 ) -> None:

@@ -15,8 +15,8 @@ from starlette import applications
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from runtime.resting import REST_RATIO
 from runtime.server import uvicorn_server
-from runtime.server.bodies import REST_RATIO
 from runtime.server.middleware import Guard
 from runtime.server.options import ServerOptions
 from tests.support.waiting import until

@@ -278,6 +278,26 @@ def test_the_best_length_is_found_again_after_an_early_disturbance(rows: int) ->
     assert statistics.mean(speeds) > 0.95 * max(fixed_speed(gpu, rows, 0.8, length) for length in LENGTHS)
 
 
+def test_a_length_is_chosen_when_one_half_as_long_was_measured() -> None:
+    """A line through two noisy lengths made one four times as long seem free, and blocks of many rows took seconds."""
+    for rows in (1, 16):
+        planner, world, texts = Planner(), World(lambda rows, length: 1e-2), texts_of(*[CHAIN] * rows)
+        for _ in range(60):
+            world.block(planner, texts, 0.9)
+        firsts = list(dict.fromkeys(world.lengths))
+        assert firsts[:4] == [4, 0, 8, 16]
+
+
+def test_a_text_that_ends_soon_gains_nothing_from_a_long_draft() -> None:
+    planner, world, texts = Planner(), World(cpu), texts_of(CHAIN)
+    for left, longest in ((1000, 8), (3, 2), (1, 0)):
+        texts[0].tokens = [1] * (10_000 - left)
+        world.lengths.clear()
+        for _ in range(400):
+            world.block(planner, texts, 0.95)
+        assert statistics.mode(world.lengths[200:]) == longest
+
+
 def either(rows: int, length: int) -> float:
     """Seconds of a block that is bound by reading the weights for one row, and by arithmetic for several."""
     return gpu(rows, length) if rows == 1 else 8 * cpu(rows, length)
