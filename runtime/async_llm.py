@@ -17,7 +17,7 @@ from runtime.llm import LLM
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
 from runtime.prompts import Prompt
-from runtime.resting import RestingThread
+from runtime.resting import RestingThread, Turn
 from runtime.scheduler.request import Request, RequestFailed
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class AsyncLLM:
         llm: the LLM; its loop belongs to the engine's thread.
         state: `new`, `open`, `draining`, `cancelling` or `stopped`.
         cause: what stopped the engine, if it did not stop because it was closed.
+        turn: of the threads that rest beside the engine's.
     """
 
     def __init__(self, llm: LLM | Pair | Path | str, config: RuntimeConfig | None = None) -> None:
@@ -57,7 +58,8 @@ class AsyncLLM:
         self._changed = threading.Condition()  # guards the state, and the two below
         self._choices: dict[int, Choice] = {}  # of the requests that have not ended
         self._cancelled: list[Request] = []
-        self._long_texts = RestingThread()
+        self.turn = Turn()
+        self._long_texts = RestingThread(self.turn)
         self._prepared = False
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
 

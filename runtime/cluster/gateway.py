@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.async_llm import EngineStopped
 from runtime.cluster.replica import STALE_SECONDS, Report
 from runtime.cluster.router import prefix_keys
+from runtime.resting import Turn
 from runtime.scheduler.scheduler import QueueFull
 from runtime.server.app import table
 from runtime.server.bodies import BodyReader
@@ -63,7 +64,8 @@ class Gateway:
         self._replicas, self._reports, self.update_refused = replicas, reports, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
-        self._bodies, self._scrapes = BodyReader(), Scrapes()
+        turn = Turn()
+        self._bodies, self._scrapes = BodyReader(turn), Scrapes(turn)
         self._draining, self._retries, self._broken = False, 0, 0
         self._last: tuple[float, list[Report]] = 0.0, []
         self._router = Router([row.route for row in table(self)])  # what is in no row, or fixed, needs no replica

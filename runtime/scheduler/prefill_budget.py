@@ -8,8 +8,8 @@ SHARE = 0.25
 MIN_TOKENS = 16
 """Fewest tokens of a step for each such row, so that prompts join in the end."""
 
-NOTICED_SECONDS = 0.03
-"""Prompts in a step take at most so long beside running requests, or as long as their block if that is longer."""
+BESIDE_SECONDS = 0.03
+"""Prompts in a step take about so long at most beside running requests, or as long as their block if that is longer."""
 
 
 class PrefillBudget:
@@ -36,7 +36,7 @@ class PrefillBudget:
             return self.most
         block = self._block_seconds[nearest]
         share = max(MIN_TOKENS, int(SHARE * block / self._token_seconds))
-        longest = max(MIN_TOKENS, int(max(NOTICED_SECONDS, block) / self._token_seconds))
+        longest = max(MIN_TOKENS, int(max(BESIDE_SECONDS, block) / self._token_seconds))
         return min(self.most, longest, max(1, empty) * share)
 
     def observe(self, tokens: int, rows: int, seconds: float) -> None:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from starlette.responses import Response
 
 from runtime.async_llm import AsyncLLM
-from runtime.resting import RestingThread
+from runtime.resting import RestingThread, Turn
 from runtime.scheduler.statistics import LENGTHS, SECONDS, Histogram
 
 PHASES = ("prefill", "draft", "score", "commit")
@@ -25,8 +25,8 @@ PHASES = ("prefill", "draft", "score", "commit")
 class Scrapes:
     """The texts that Prometheus reads. One takes some milliseconds of the interpreter: requests share it meanwhile."""
 
-    def __init__(self) -> None:
-        self._thread = RestingThread()
+    def __init__(self, turn: Turn) -> None:
+        self._thread = RestingThread(turn)
         self._made: asyncio.Future[Response] | None = None
 
     async def answer(self, families: Callable[[], list[Metric]]) -> Response:

@@ -25,7 +25,7 @@ from runtime.async_llm import AsyncLLM
 from runtime.constraints.grammar import REMEDY
 from runtime.pair import ROLES
 from runtime.prompts import Prompt
-from runtime.resting import RestingThread
+from runtime.resting import RestingThread, Turn
 from runtime.scheduler.request import Request as EngineRequest
 from runtime.server.bodies import BodyReader, check_body
 from runtime.server.calling import Calling
@@ -53,7 +53,8 @@ class Service:
         self._names = TokenNames(pair.tokenizer.backend_tokenizer, engine.llm.grammars)
         self._template = ChatTemplate(pair.tokenizer, options.chat_template, options.model)
         self.metrics = Metrics(engine, options.model)
-        self._bodies, self._answers, self._scrapes = BodyReader(), RestingThread(), Scrapes()
+        self._bodies, self._scrapes = BodyReader(engine.turn), Scrapes(engine.turn)
+        self._answers = RestingThread(Turn())  # streams do not wait for what others send
         parts = [__version__, *(getattr(pair, role).spec.checkpoint_hash for role in ROLES)]
         self._fingerprint = f"mtad-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 

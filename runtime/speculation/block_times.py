@@ -18,8 +18,8 @@ class BlockTimes:
     """Seconds of blocks, by number of rows and length of draft, relative to the machine's recent speed.
 
     Every block tells the speed, compared with what its kind takes. What its kind takes is learnt from it as well, by
-    the speed of the blocks before it, unless no other kind has been steady since this one was: blocks that compare
-    kinds are those that ran close together, and hours of one kind alone tell nothing of another.
+    the speed of the blocks before it. A kind that is known, and has been steady, is not learnt again until another one
+    has been steady: blocks that compare kinds are those that ran close together.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,10 @@ class Planner:
         self._typical = defaultdict[str, Acceptance](Acceptance)
         self._blocks_left, self._bucket, self._ahead = 0.0, 0, 0
         self._clock, self._next_probe, self._probes = 0.0, 0.0, 0
-        self._lost, self._worth = 0.0, 0.0  # by a probe; seconds in which the choice gives the tokens of its block
+        self._lost, self._worth = (
+            0.0,
+            0.0,
+        )  # seconds: by a probe; those that its block would be worth
         self._ended = [0.0] * 4  # of requests: tokens of prompts and of answers; seconds and tokens of storing texts
         self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
         self._planned: list[DecodingParams] = []
@@ -73,6 +76,10 @@ class Planner:
     def drafts(self) -> bool:
         """Whether the choice, not a passing probe, is to draft: prompts that join are then stored for it at once."""
         return self._choice > 0
+
+    @property
+    def _probing(self) -> bool:
+        return self.length != self._choice
 
     def plan(self, requests: Sequence[Request], found: Sequence[bool] = (), joining: int = 0) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
@@ -134,11 +141,11 @@ class Planner:
                 self._typical[params.method].add(count, length)
         if not self.adapts:
             return
-        # others count a little, so that drafts for which the auxiliary's caches never catch up are given up
+        # others count a little, so that a probe for which the auxiliary's caches never catch up is given up
         self._blocks_left -= 1 if used is self._planned else 1 / INTERVAL
         self._clock += seconds + catch_up
         self._lost += seconds - self._worth if used is self._planned else 0.0
-        self._next_probe += (self.length != self._choice) * catch_up / PROBE_SHARE
+        self._next_probe += catch_up / PROBE_SHARE if self._probing else 0.0
         self._times.add(len(used), max(p.drafted if p.uses_model else 0 for p in used), seconds, alone)
 
     def record_end(self, request: Request) -> None:
@@ -183,7 +190,7 @@ class Planner:
         return seconds / stored * max(prompts / answers, lacking / max(1, left))
 
     def _choose(self, requests: Sequence[Request], rows: int) -> None:
-        lengths, probed = self._lengths, self.length != self._choice
+        lengths, probed = self._lengths, self._probing
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
         measured, storing = self._times.measured(rows), self._storing(requests)
@@ -203,20 +210,22 @@ class Planner:
                 stored[n] += own * storing if n and request.params.follows_load else 0.0
         taken = dict(zip(lengths, self._times.expected(rows, [max(n, fixed) for n in lengths]), strict=True))
         speeds = {n: tokens[n] / (taken[n] + stored[n]) / (GAIN if n else 1) for n in lengths}
-        longest = self._times.longest(rows)  # a line says little of what lies far behind its last length
-        best = max((n for n in lengths if n <= max(1, 2 * longest)), key=speeds.__getitem__)
-        if speeds[best] > GAIN * speeds[self._choice]:
+        # a line says little of what lies far behind the last length that was measured
+        near = [n for n in lengths if n <= max(1, 2 * self._times.longest(rows))]
+        best = max(near, key=speeds.__getitem__)
+        if self._choice not in near or speeds[best] > GAIN * speeds[self._choice]:
             self._probes = int(best < self._choice)  # the first one goes back to where the choice came from
             self._choice, self._next_probe = best, self._clock + taken[best]
         self.length = self._choice
-        if probed:  # what gained is probed again at once; what lost more than a block's time was disturbed
-            lost = max(0.0, min(self._lost, taken[self._choice]))
+        if probed:  # what gained is probed again at once; one that lost more than all of its time was disturbed
+            lost = max(0.0, min(self._lost, INTERVAL * taken[self._choice]))
             self._next_probe = max(self._clock, self._next_probe) + lost / PROBE_SHARE
             self._probes += lost > 0
         elif self._clock >= self._next_probe and rows == len(requests):
             at = lengths.index(self._choice)
             beside = lengths[max(0, at - 1) : at] + lengths[at + 1 : at + 2]
-            if promising := [n for n in beside if n < self._choice or tokens[n] > GAIN * tokens[self._choice]]:
+            if promising := [n for n in beside if n < self._choice or tokens[n] > tokens[self._choice]]:
                 self.length = promising[self._probes % len(promising)]
                 self._next_probe, self._lost = self._clock, 0.0
-                self._worth = tokens[self.length] / speeds[self._choice] - stored[self.length]
+                seconds = taken[self._choice] + stored[self._choice]
+                self._worth = tokens[self.length] / tokens[self._choice] * seconds - stored[self.length]

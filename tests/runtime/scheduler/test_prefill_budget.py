@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtad.params import DecodingParams
-from runtime.scheduler.prefill_budget import MIN_TOKENS, NOTICED_SECONDS, SHARE, PrefillBudget
+from runtime.scheduler.prefill_budget import BESIDE_SECONDS, MIN_TOKENS, SHARE, PrefillBudget
 from runtime.scheduler.request import Request
 from tests.runtime.test_schedules import make_mock
 
@@ -57,8 +57,8 @@ def test_every_row_that_stands_empty_is_worth_as_many_tokens() -> None:
     assert MIN_TOKENS < one < 50
 
 
-@pytest.mark.parametrize(("block", "longest"), [(0.02, NOTICED_SECONDS), (0.4, 0.4)])
-def test_prompts_take_no_longer_than_a_reader_notices_or_than_the_block_however_many_wait(
+@pytest.mark.parametrize(("block", "longest"), [(0.02, BESIDE_SECONDS), (0.4, 0.4)])
+def test_prompts_take_no_longer_than_their_bound_or_than_the_block_however_many_wait(
     block: float, longest: float
 ) -> None:
     budget = PrefillBudget(1000)

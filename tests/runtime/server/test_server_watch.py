@@ -18,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtad import LLM
+from runtime.resting import Turn
 from runtime.server.metrics import Scrapes
 from tests.support.live_server import MODEL, LiveServer, call, gated, live
 from tests.support.paths import ROOT
@@ -125,7 +126,7 @@ def test_scrapes_that_come_while_one_is_made_share_its_text_also_where_the_first
         return [GaugeMetricFamily("made", "so far", len(made))]
 
     async def scraped() -> list[bytes]:
-        scrapes = Scrapes()
+        scrapes = Scrapes(Turn())
         first = asyncio.ensure_future(scrapes.answer(families))
         await asyncio.to_thread(started.wait)
         others = [asyncio.ensure_future(scrapes.answer(families)) for _ in range(5)]
