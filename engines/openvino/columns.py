@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engines.cache.page_table import Ints, PageTable
 from engines.openvino.beams import BeamPages, seen_from
 from engines.openvino.graph import PAGE
-from engines.openvino.run import Run, Sequences, texts_of
+from engines.openvino.run import Run, Sequences, blanks, texts_of
 
 
 class Columns:
@@ -132,7 +132,7 @@ class Columns:
         is_beams: NDArray[np.bool_],
         beside: tuple[Ints, Ints, Ints],
     ) -> Run:
-        """The run: texts, a sequence per row; behind them the deferred rows; then beams, one per node."""
+        """The run: texts, a sequence per row; behind them the deferred rows; beams, one per node; and blanks."""
         count, steps, _ = mask.shape
         texts, drafts = np.flatnonzero(~is_beams), np.flatnonzero(is_beams)
         each = list[Sequences]()
@@ -142,12 +142,14 @@ class Columns:
         if len(drafts):
             seen = seen_from(self._base[rows[drafts]], ends[drafts], mask[drafts])
             each.append(self.beams.extend(rows[drafts], self._base[rows[drafts]], seen))
+        each += blanks(sum(int(sequences.sizes.sum()) for sequences in each), len(self.table.pages.users))
         joined = [np.concatenate(parts) for parts in list(zip(*each, strict=True))[:-1]]
         before, sizes, of_row, columns, pages, used = joined
-        begins, at = np.concatenate([[0], sizes.cumsum()]), (of_row, columns)
+        begins, at = np.concatenate([[0], sizes.cumsum()]).astype(np.int32), (of_row, columns)
         place = np.empty((count, steps), np.int64)  # of the step's own tokens among all
         place[texts] = begins[1 : len(texts) + 1, None] - steps + np.arange(steps)
-        place[drafts] = begins[len(begins) - len(drafts) * steps :].reshape(len(drafts), steps) - 1
+        ends_of_beams = begins[1 + len(texts) + len(beside[0]) :][: len(drafts) * steps]
+        place[drafts] = ends_of_beams.reshape(len(drafts), steps) - 1
         masks, mask_begins = np.zeros(0, np.uint8), np.zeros(0, np.int32)
         if len(trees := np.flatnonzero(~is_text[texts])):
             parts = [np.tri(size, dtype=np.bool_) for size in sizes.tolist()]
@@ -159,16 +161,19 @@ class Columns:
             rows=np.concatenate([rows, beside[0]]),
             own=np.concatenate([ends - steps, beside[2]]),
             stored=np.concatenate([past, beside[1]]),
-            tokens=self._tokens[at][None],
-            positions=self._positions[at][None],
-            past=before.astype(np.int32),
-            begins=begins.astype(np.int32),
-            pages=pages,
-            page_begins=np.concatenate([[0], used.cumsum()]).astype(np.int32),
-            masks=masks,
-            mask_begins=mask_begins,
-            keep=place[:, keep].ravel(),
             copies=[pair for sequences in each for pair in sequences.copies],
+            feeds={
+                "tokens": self._tokens[at][None],
+                "positions": self._positions[at][None],
+                "keep": place[:, keep].ravel(),
+                "past_lens": before.astype(np.int32),
+                "subsequence_begins": begins,
+                "block_indices": pages,
+                "block_indices_begins": np.concatenate([[0], used.cumsum()]).astype(np.int32),
+                "qq_bias": masks,
+                "qq_bias_begins": mask_begins,
+                "max_context_len": (before + sizes).max().astype(np.int32),
+            },
         )
 
     def move(self, source: Ints, to: Ints) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from engines.base import Engine, EngineSpec, Step
 from engines.kinds import QUANTIZED
 from engines.openvino.cache import OpenVinoCache
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
-from engines.openvino.run import Run, padded
+from engines.openvino.run import Run
 from engines.placement import Placement
 from mtad.errors import InvalidInput
 
@@ -131,20 +131,7 @@ class OpenVinoEngine(Engine):
     def _compute(self, run: Run, logits: Tensor) -> None:
         self.cache.grow()
         self.cache.copy_pages(run.copies)
-        run = padded(run, self.cache.blank)
-        feeds = {
-            "tokens": run.tokens,
-            "positions": run.positions,
-            "keep": run.keep,
-            "past_lens": run.past,
-            "subsequence_begins": run.begins,
-            "block_indices": run.pages,
-            "block_indices_begins": run.page_begins,
-            "qq_bias": run.masks,
-            "qq_bias_begins": run.mask_begins,
-            "max_context_len": (run.past + np.diff(run.begins)).max(),
-        }
-        for name, value in feeds.items():
+        for name, value in run.feeds.items():
             array = self._feeds.get(name)
             if array is None or array.shape != value.shape:  # else it takes the memory that OpenVINO knows
                 array = self._feeds[name] = np.empty_like(value)

@@ -186,7 +186,7 @@ def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest
     def most() -> int:
         """Tokens of the longest step that answers."""
         runs = [call.args[0] for call in infer.call_args_list]
-        return max(int(run.tokens.shape[1]) for run in runs if len(run.keep))
+        return max(int(run.feeds["tokens"].shape[1]) for run in runs if len(run.feeds["keep"]))
 
     prompts, params = ["a name " * 12, "SELECT " * 12], DecodingParams(method="sample", max_tokens=4, seed=1)
     assert answer(llm, [request for prompt in prompts for request in llm.requests(prompt, params)])[1] > 0

@@ -33,23 +33,25 @@ class Paged:
 
     def run(self, run: Run) -> list[int]:
         self.copy(run.copies)
-        found: list[int] = []
-        for number, past in enumerate(run.past):
-            own = run.pages[run.page_begins[number] : run.page_begins[number + 1]]
-            begin, end = run.begins[number : number + 2]
+        found, given = list[int](), run.feeds
+        masks, mask_begins = given["qq_bias"], given["qq_bias_begins"]
+        for number, past in enumerate(given["past_lens"]):
+            own = given["block_indices"][slice(*given["block_indices_begins"][number : number + 2])]
+            begin, end = given["subsequence_begins"][number : number + 2]
             assert end > begin, "a sequence has no tokens"
             size, new = end - begin, list[int]()
             sees = np.tri(size, dtype=bool)
-            if len(run.masks):
-                sees = run.masks[run.mask_begins[number] : run.mask_begins[number + 1]].reshape(size, size).astype(bool)
+            if len(masks):
+                sees = masks[mask_begins[number] : mask_begins[number + 1]].reshape(size, size).astype(bool)
             before = [self.pages[own[at // PAGE]][at % PAGE] for at in range(past)]
             for at in range(size):
                 seen = [*before, *(new[other] for other in range(at) if sees[at, other])]
-                new.append(hash((int(run.tokens[0, begin + at]), int(run.positions[0, begin + at]), *sorted(seen))))
+                token, position = (int(given[name][0, begin + at]) for name in ("tokens", "positions"))
+                new.append(hash((token, position, *sorted(seen))))
             for at, value in enumerate(new):
                 self.pages[own[(past + at) // PAGE]][(past + at) % PAGE] = value
             found += new
-        return [found[at] for at in run.keep]
+        return [found[at] for at in given["keep"]]
 
 
 class Dense:
@@ -185,7 +187,7 @@ def test_a_draft_runs_each_node_once_and_its_accepted_path_not_again(start: int)
     plain = texts.paged.run
 
     def record(run: Run) -> list[int]:
-        ran.append((run.tokens.shape[1], sorted({*run.past.tolist()})))
+        ran.append((run.feeds["tokens"].shape[1], sorted({*run.feeds["past_lens"].tolist()})))
         return plain(run)
 
     texts.paged.run = record  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ import pytest
 
 from engines.openvino.columns import Columns
 from engines.openvino.graph import PAGE
-from engines.openvino.run import Run, padded, size
+from engines.openvino.run import Run, size
 
 
 def run_of(tokens: int, tree: bool) -> Run:
@@ -31,24 +31,18 @@ def test_numbers_of_tokens_are_few_and_blanks_fit_a_page() -> None:
 
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("tokens", [1, 3, 20, 60])
-def test_blanks_are_a_row_of_their_own_and_change_nothing_else(tokens: int, tree: bool) -> None:
-    run = run_of(tokens, tree)
-    count, rows, page = run.tokens.shape[1], len(run.past), 999
-    found = padded(run, page)
-    assert found.tokens.shape == found.positions.shape == (1, size(count))
-    for name in ("tokens", "positions"):
-        assert np.array_equal(getattr(found, name)[:, :count], getattr(run, name))
-    for name in ("past", "begins", "pages", "page_begins", "masks", "mask_begins"):
-        before, after = getattr(run, name), getattr(found, name)
-        assert np.array_equal(after[: len(before)], before)
-        assert after.dtype == before.dtype
-    for name in ("rows", "own", "keep", "copies"):
-        assert getattr(found, name) is getattr(run, name)
+def test_blanks_are_a_row_of_their_own(tokens: int, tree: bool) -> None:
+    given, count = run_of(tokens, tree).feeds, 40 + tokens
+    assert given["tokens"].shape == given["positions"].shape == (1, size(count))
+    assert [given[name].dtype for name in ("block_indices", "past_lens", "subsequence_begins")] == [np.int32] * 3
     blanks = size(count) - count
+    assert len(given["past_lens"]) == 1 + bool(blanks)
     if not blanks:
-        assert found is run
         return
-    assert (len(found.past), found.past[-1], found.begins[-1]) == (rows + 1, 0, count + blanks)
-    assert (found.pages[-1], found.page_begins[-1]) == (page, len(found.pages))
-    if len(run.masks):
-        assert found.mask_begins[-1] == len(found.masks) == len(run.masks) + blanks**2
+    assert given["past_lens"][-1] == 0
+    assert given["subsequence_begins"][-2:].tolist() == [count, count + blanks]
+    page = 2 * 2048 // PAGE  # behind those of the rows
+    assert (given["block_indices"][-1], given["block_indices_begins"][-1]) == (page, len(given["block_indices"]))
+    if len(given["qq_bias"]):
+        begin, end = given["qq_bias_begins"][-2:]
+        assert (end - begin, end) == (blanks**2, len(given["qq_bias"]))
