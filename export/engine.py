@@ -6,7 +6,7 @@ import gc
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from export.checkpoint.weights import Weights, filled, read_buffers, stored_pack
 from export.onnx.folding import save
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.options import MEASURED
+from export.options import MEASURED, Progress
 from export.plan import PairPlan
 from export.quantization.model_optimizer import quantize_static
 from export.quantization.report import REPORT, Calibration, measure
@@ -45,11 +45,7 @@ while they are made."""
 
 
 def write_engine(
-    folder: Path,
-    checkpoint: Checkpoint,
-    spec: EngineSpec,
-    tokenizer: PreTrainedTokenizerBase,
-    progress: Callable[[str], None],
+    folder: Path, checkpoint: Checkpoint, spec: EngineSpec, tokenizer: PreTrainedTokenizerBase, progress: Progress
 ) -> None:
     """An engine into an empty folder, all but its `engine.json`: nothing opens it before it is verified."""
     kind, weights, threads = FORMATS[spec.format], checkpoint.weights(), torch.get_num_threads()
@@ -90,7 +86,7 @@ def trace(checkpoint: Checkpoint, weights: Weights, spec: EngineSpec, path: Path
         raise InvalidInput(checkpoint.name, str(checkpoint.folder), problem) from error
 
 
-def build(folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Callable[[str], None]) -> bool:
+def build(folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Progress) -> bool:
     """Build the plan of a verified graph, which goes; returns whether the plan runs here."""
     from export.tensorrt import build_plan
 
@@ -128,7 +124,7 @@ def _verify_widened(folder: Path, spec: EngineSpec, weights: Weights, empty: Pre
         file.unlink()
 
 
-def write_plain(folder: Path, plan: PairPlan, progress: Callable[[str], None]) -> None:
+def write_plain(folder: Path, plan: PairPlan, progress: Progress) -> None:
     """The pair in float32, which quantised engines are made of and compared with."""
     folder.mkdir()
     for checkpoint, spec, tokenizer in plan.engines:
@@ -139,9 +135,7 @@ def write_plain(folder: Path, plan: PairPlan, progress: Callable[[str], None]) -
     write_json(folder / "pair.json", plan.description)
 
 
-def quantize_engine(
-    source: Path, folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Callable[[str], None]
-) -> None:
+def quantize_engine(source: Path, folder: Path, checkpoint: Checkpoint, spec: EngineSpec, progress: Progress) -> None:
     """A quantised copy of the float32 engine at `source`, checked, into an empty folder, all but its `engine.json`.
 
     Two steps, so that neither tolerance hides the other's error: computed in float32, the quantised graph has to be the
@@ -174,7 +168,7 @@ def write_static_engine(
     checkpoint: Checkpoint,
     spec: EngineSpec,
     texts: Sequence[Sequence[int]],
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """A plan with 8-bit products into an empty folder, all but its `engine.json`.
 

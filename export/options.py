@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,8 @@ GGUF = ".gguf"
 """Ends the name of a file that is a checkpoint."""
 ADAPTER = "adapter_config.json"
 """A folder with it holds a LoRA adapter."""
+Progress = Callable[[str], None]
+"""Is told the name of each stage as it begins."""
 MEASURED = (*QUANTIZED, *STATIC)
 """Precisions that are measured on text."""
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from export.engine import (
     write_reports,
     write_static_engine,
 )
-from export.options import MEASURED, ExportOptions
+from export.options import MEASURED, ExportOptions, Progress
 from export.plan import PairPlan, plan_pair
 from mtad.errors import InvalidInput
 
@@ -30,19 +30,13 @@ log = logging.getLogger(__name__)
 
 
 def export_pair(
-    folder: Path,
-    options: ExportOptions,
-    overwrite: bool = False,
-    progress: Callable[[str], None] = lambda stage: None,
+    folder: Path, options: ExportOptions, overwrite: bool = False, progress: Progress = lambda stage: None
 ) -> bool:
     """Compile checkpoints and write `folder/target`, `folder/auxiliary` if there is one, and `folder/pair.json`.
 
     Everything that can be wrong with the input is checked first. Both engines are compared with their checkpoints
     before the folder takes its name; an interrupted export leaves nothing under it. An engine is built only if its hash
     (`export.plan.build_hash`) is not that of the one in the folder.
-
-    Args:
-        progress: called with the name of each stage as it begins.
 
     Returns:
         False if the folder was already what this call would write, so that nothing was done.
@@ -89,7 +83,7 @@ def export_pair(
     return True
 
 
-def _counted(progress: Callable[[str], None], plan: PairPlan, new: Collection[str]) -> Callable[[str], None]:
+def _counted(progress: Progress, plan: PairPlan, new: Collection[str]) -> Progress:
     """`progress`, told beside each stage how much was done before it: an engine's stages count as its weights do."""
     sizes = {model.name: model.size for model, _, _ in plan.engines}
     total = 2 * sum(sizes.values()) if plan.calibration is not None and new else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from engines.kinds import FORMATS, STATIC
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
 from export.checkpoint.vocabulary import describe_vocabularies
-from export.options import MEASURED, ExportOptions
+from export.options import MEASURED, ExportOptions, Progress
 from export.quantization.model_optimizer import optimizer_version
 from export.quantization.report import NEUTRAL_TEXT, Calibration, read_calibration
 
@@ -36,9 +36,7 @@ class PairPlan:
     calibration: Calibration | None = None
 
 
-def plan_pair(
-    options: ExportOptions, progress: Callable[[str], None] = lambda stage: None, weights: bool = True
-) -> PairPlan:
+def plan_pair(options: ExportOptions, progress: Progress = lambda stage: None, weights: bool = True) -> PairPlan:
     """Check all input of `export.pair.export_pair` but the folder.
 
     Args:

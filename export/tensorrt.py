@@ -159,9 +159,8 @@ def _capabilities(trt: ModuleType) -> list[str]:
     return sorted((f"{name[:-1]}.{name[-1]}" for name in names), key=_pair)
 
 
-def _pair(capability: str) -> tuple[int, int]:
-    major, minor = capability.split(".")
-    return int(major), int(minor)
+def _pair(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
 
 
 def _timing_cache(plan: TensorRtPlan) -> Path:

@@ -99,9 +99,8 @@ def require(attention: str, device: torch.device, head_dim: int) -> None:
     if missing := launches.missing_compiler():
         raise InvalidInput("attention", attention, f"{missing}; or give sdpa")
     if device.type != "cuda" and not interpreted:
-        raise InvalidInput(
-            "attention", attention, f"runs on a GPU, not on {device.type}; give sdpa, or TRITON_INTERPRET=1 in tests"
-        )
+        problem = f"runs on a GPU, not on {device.type}; give sdpa, or TRITON_INTERPRET=1 in tests"
+        raise InvalidInput("attention", attention, problem)
 
 
 @functools.cache

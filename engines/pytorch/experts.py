@@ -42,9 +42,8 @@ def grouped(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tens
         # and token 0 for nothing: a single token would be a vector, which is added up in another order
         counted, rows = torch.cat([torch.ones_like(rows), nobody]), torch.cat([rows, nobody])
         found = hidden.index_select(0, rows)
-        found = linear(
-            module._apply_gate(linear(found, *weights("gate_up_proj", expert))), *weights("down_proj", expert)
-        )
+        gated = module._apply_gate(linear(found, *weights("gate_up_proj", expert)))
+        found = linear(gated, *weights("down_proj", expert))
         share = (shares * mine).sum(-1).index_select(0, rows) * counted
         return number + 1, out.index_add(0, rows, (found * share[:, None]).to(out.dtype))
 

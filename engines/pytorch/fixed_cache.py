@@ -74,9 +74,8 @@ class ColumnsCache(FixedCache):
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         past = self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
         self.keys[layer], self.values[layer] = padded(key, past[0]), padded(value, past[1])
-        return scatter_copy(cut(past[0], key), key, self.write_at), scatter_copy(
-            cut(past[1], value), value, self.write_at
-        )
+        read = scatter_copy(cut(past[0], key), key, self.write_at)
+        return read, scatter_copy(cut(past[1], value), value, self.write_at)
 
 
 class ShapeCache(Cache):  # type: ignore[misc]

@@ -48,17 +48,11 @@ def freeze_rope(model: torch.nn.Module) -> None:
 
 
 def _logits(
-    model: PreTrainedModel,
-    tokens: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    keep: Tensor,
-    cache: Cache,
-    **attention: Any,
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, mask: Tensor, keep: Tensor, cache: Cache, **others: Any
 ) -> Tensor:
     """Logits [R, N, V] of the kept positions. Selected before the head, which not all models can be asked to do.
 
-    `attention` is what the model is to pass on to its attention.
+    `others` is what the model is to pass on to its attention.
     """
 
     def select(head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -75,7 +69,7 @@ def _logits(
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
-            **attention,
+            **others,
         ).logits
     finally:
         selecting.remove()

@@ -19,13 +19,7 @@ from typing import Any
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from engines.base import DTYPES, KV_PAGE, EngineSpec
 from engines.kinds import FORMATS, PRECISIONS
@@ -101,9 +95,8 @@ class Checkpoint:
         rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
         for kind in (rotary, *(v for v in rotary.values() if isinstance(v, dict))):
             if "longrope" in (kind.get("rope_type"), kind.get("type")):
-                most = kind.get(
-                    "original_max_position_embeddings", getattr(text, "original_max_position_embeddings", most)
-                )
+                original = getattr(text, "original_max_position_embeddings", most)
+                most = kind.get("original_max_position_embeddings", original)
         return most
 
     def load(self, dtype: torch.dtype | str) -> PreTrainedModel:

@@ -61,10 +61,8 @@ class Packing(NamedTuple):
             weights, form = first["weights"], described.get("format")
             if first.get("input_activations") or any(other["weights"] != weights for other in others):
                 form = "several schemes, or quantized activations"
-        bits, ordered = (
-            weights["num_bits"],
-            described.get("desc_act") or weights.get("actorder") in ("group", "dynamic"),
-        )
+        bits = weights["num_bits"]
+        ordered = described.get("desc_act") or weights.get("actorder") in ("group", "dynamic")
         if form not in FORMS.get(method, ()) or bits != 4:
             known = ", ".join(f"{name} ({' or '.join(forms)})" for name, forms in FORMS.items())
             raise ValueError(f"{method} ({form}, {bits} bits); readable are {known}, of 4 bits")

@@ -77,7 +77,7 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
         if found is None or (found not in packed and files[found][1] != tuple(shapes[names[0]])):
             return None
         stored |= dict.fromkeys(names, found)
-    get = _reader(files)
+    get = partial(_read, files)
 
     def read(name: str) -> Tensor:
         own = stored[name]
@@ -89,7 +89,7 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
 def stored_packed(folder: Path, packing: Packing) -> dict[str, Callable[[], Packed]]:
     """The packed matrices of a checkpoint folder, by the name of the parameter that each stands for."""
     files = _files(folder) or {}
-    get, ends = _reader(files), f".{packing.suffix}"
+    get, ends = partial(_read, files), f".{packing.suffix}"
 
     def read(prefix: str) -> Packed:
         return packing.read(lambda part: get(prefix + part))
@@ -101,13 +101,10 @@ def stored_packed(folder: Path, packing: Packing) -> dict[str, Callable[[], Pack
     }
 
 
-def _reader(files: Mapping[str, tuple[Path, tuple[int, ...]]]) -> Weights:
-    def read(name: str) -> Tensor:
-        with safe_open(files[name][0], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
-
-    return read
+def _read(files: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> Tensor:
+    with safe_open(files[name][0], framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
 def _converted(model: PreTrainedModel) -> bool:

@@ -76,10 +76,8 @@ def _quantised(graph: ir.Graph, node: ir.Node, x: ir.Value, step: ir.Value) -> i
         narrow = ir.node("Cast", [scaled.outputs[0]], {"to": int(kind)})
         rounded = [narrow, ir.node("Cast", [narrow.outputs[0]], {"to": int(WIDE)})]
     else:
-        limits = [
-            initializer(graph, f"quantised_{name}", WIDE, (), partial(np.array, value))
-            for name, value in (("least", float(kind.min)), ("largest", float(kind.max)))
-        ]
+        ends = ("least", float(kind.min)), ("largest", float(kind.max))
+        limits = [initializer(graph, f"quantised_{name}", WIDE, (), partial(np.array, value)) for name, value in ends]
         whole = ir.node("Round", [scaled.outputs[0]])
         rounded = [whole, ir.node("Clip", [whole.outputs[0], *limits])]
     nodes = [scaled, *rounded, ir.node("Mul", [rounded[-1].outputs[0], step])]

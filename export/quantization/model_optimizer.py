@@ -68,9 +68,8 @@ def quantize_static(
     tokens = joined[: len(joined) // length * length].reshape(-1, length)
     cache = (spec.layers, 2, len(tokens), spec.kv_heads, spec.capacity, spec.head_dim)
     step = Step.causal(tokens, 0, spec.capacity, torch.arange(length).repeat(len(tokens)))
-    inputs = {name: getattr(step, name) for name in INPUTS} | cache_tensors(
-        "past", torch.zeros(cache, dtype=spec.torch_dtype)
-    )
+    inputs = {name: getattr(step, name) for name in INPUTS}
+    inputs |= cache_tensors("past", torch.zeros(cache, dtype=spec.torch_dtype))
     data = path.with_suffix(".npz")
     np.savez_compressed(data, **{name: tensor.numpy() for name, tensor in inputs.items()})
     command = [

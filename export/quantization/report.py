@@ -53,9 +53,8 @@ def read_calibration(path: Path, readers: Mapping[str, PreTrainedTokenizerBase])
         examples = read_prompts(path)
     except InvalidInput as error:
         raise InvalidInput("calibration", str(path), error.problem) from error
-    texts = {
-        name: [list(own(x.prompt + (x.answer or "")).input_ids) for x in examples] for name, own in readers.items()
-    }
+    whole = [x.prompt + (x.answer or "") for x in examples]
+    texts = {name: [list(own(text).input_ids) for text in whole] for name, own in readers.items()}
     if min(max(map(len, own)) for own in texts.values()) < 2:
         raise InvalidInput("calibration", str(path), "none of its lines has two tokens or more")
     return Calibration(path.name, path == NEUTRAL_TEXT, hashlib.sha256(path.read_bytes()).hexdigest(), texts)
@@ -120,10 +119,8 @@ def measure(
         engine: folder of the engine, if what the pair has in its place is run for it.
     """
     plain, own = (open_engine(one / name, Placement(threads=torch.get_num_threads()), 1) for one in (reference, pair))
-    sizes = [
-        sum(file.stat().st_size for file in folder.glob("model*"))
-        for folder in (reference / name, engine or pair / name)
-    ]
+    folders = reference / name, engine or pair / name
+    sizes = [sum(file.stat().st_size for file in folder.glob("model*")) for folder in folders]
     return {
         "precision": own.spec.precision,
         "bytes": {"float32": sizes[0], "engine": sizes[1], "ratio": round(sizes[1] / sizes[0], 4)},

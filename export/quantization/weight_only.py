@@ -93,10 +93,8 @@ def _quantize_blocks(
             continue
         if name not in made:
             tensors, attributes = quantized(node, weight)
-            made[name] = (
-                [initializer(graph, str(t.name), t.dtype, t.shape.numpy(), t.numpy) for t in tensors],
-                attributes,
-            )
+            values = [initializer(graph, str(t.name), t.dtype, t.shape.numpy(), t.numpy) for t in tensors]
+            made[name] = values, attributes
         values, attributes = made[name]
         new = ir.node("MatMulNBits", [data, *values], attributes, domain=CONTRIBUTED, name=node.name)
         substitute(graph, node, [new])

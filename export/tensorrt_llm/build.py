@@ -68,10 +68,9 @@ def build_plan(folder: Path, checkpoint: Checkpoint, spec: EngineSpec) -> None:
     """
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         converted, built = Path(temporary, "checkpoint"), Path(temporary, "plan")
-        model = getattr(import_module("tensorrt_llm.models"), LIBRARYS)
-        model.from_hugging_face(str(checkpoint.folder), dtype=spec.dtype, load_model_on_cpu=True).save_checkpoint(
-            str(converted)
-        )
+        library = getattr(import_module("tensorrt_llm.models"), LIBRARYS)
+        model = library.from_hugging_face(str(checkpoint.folder), dtype=spec.dtype, load_model_on_cpu=True)
+        model.save_checkpoint(str(converted))
         command = build_command(spec, converted, built)
         if subprocess.run(command, check=False).returncode:
             raise InvalidInput(checkpoint.name, str(checkpoint.folder), f"trtllm-build failed: {' '.join(command)}")

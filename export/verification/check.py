@@ -80,11 +80,9 @@ def check(
             problem = f"an {spec.precision} engine does not have its checkpoint's weights; give --tolerance"
             raise InvalidInput("tolerance", None, f"{problem} ({REPORT} in its folder says what it costs on text)")
     source = _find(folder, specs[0], checkpoint) if other is None else None
-    engines = [
-        open_engine(one, Placement(threads=threads), few_rows(spec).rows)
-        for one, spec in zip(folders, specs, strict=True)
-    ]
-    names = [f"{one} ({spec.format}, {spec.dtype})" for one, spec in zip(folders, specs, strict=True)]
+    each = list(zip(folders, specs, strict=True))
+    engines = [open_engine(one, Placement(threads=threads), few_rows(spec).rows) for one, spec in each]
+    names = [f"{one} ({spec.format}, {spec.dtype})" for one, spec in each]
     if source is None:
         smallest = {size: min(getattr(spec, size) for spec in specs) for size in ("rows", "capacity")}
         cases: tuple[Case, ...] = make_cases(replace(specs[0], **smallest), None)
