@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 
@@ -22,37 +22,32 @@ class Uncapturable(Exception):
     """Work ran, but could not be captured, and says why. Some of it may have run a second time."""
 
 
-class Recorder(Protocol):
-    """What capturing needs of CUDA."""
+class Recorder:
+    """What capturing needs of a device; this one captures nothing: work is launched anew each time.
 
-    def ordered(self) -> AbstractContextManager[None]:
-        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
+    Attributes:
+        captures: whether it captures.
+    """
 
-    def record(self, work: Work) -> Work:
-        """Run `work`, then capture it; returns what launches the graph, and keeps `work`. Only inside `ordered`.
-
-        Raises:
-            Uncapturable: it ran, but cannot be captured. What it raises when it just runs is passed on.
-        """
-
-    def wait(self) -> None:
-        """Wait for all that has been launched. Only inside `ordered`."""
-
-
-class NoRecorder:
-    """Captures nothing: work is launched anew each time, on the caller's stream."""
+    captures: ClassVar[bool] = False
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
 
     def ordered(self) -> AbstractContextManager[None]:
+        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
         return nullcontext()
 
     def record(self, work: Work) -> Work:
-        """The work itself, not run yet."""
+        """What launches some work, which is run and then captured if this captures. Only inside `ordered`.
+
+        Raises:
+            Uncapturable: it ran, but cannot be captured. What it raises when it just runs is passed on.
+        """
         return work
 
     def wait(self) -> None:
+        """Wait for all that has been launched. Only inside `ordered`."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -69,14 +64,16 @@ def ordered(stream: torch.cuda.Stream) -> Iterator[None]:
         caller.wait_stream(stream)
 
 
-class CudaRecorder:
+class CudaRecorder(Recorder):
     """Captures torch's CUDA graphs on a stream of its own; graphs share one memory pool.
 
     The default stream cannot be captured, and TensorRT synchronises around it.
     """
 
+    captures = True
+
     def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
+        super().__init__(device)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 

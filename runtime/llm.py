@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from tqdm import tqdm
 
-from engines.capture import CudaRecorder, NoRecorder, Recorder
+from engines.capture import CudaRecorder, Recorder
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
@@ -85,7 +85,7 @@ class LLM:
                 problem = f"there is room for {engine.max_tokens - 1} drafted tokens, max_draft_len x max_beam_width"
                 raise InvalidInput("max_draft_len", config.max_draft_len, problem)
         if recorder is None and device.type == "cuda":
-            recorder = CudaRecorder(str(device)) if config.graphs else NoRecorder(str(device))
+            recorder = CudaRecorder(str(device)) if config.graphs else Recorder(str(device))
         self._auxiliary = EngineRole(pair.auxiliary, pair.vocab_size, recorder)
         self._target = EngineRole(pair.target, pair.vocab_size, recorder)
         host = HostRunner(self._auxiliary, self._target, pair.eos)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from engines.base import Engine, Step, mask_length
 from engines.buffers import Arena, LruCache, size_of, to_device, views
-from engines.capture import NoRecorder, Recorder, Uncapturable, Work
+from engines.capture import Recorder, Uncapturable, Work
 from runtime.decoder.buckets import Buckets
 from runtime.scheduler.request import TokenScore
 
@@ -72,20 +71,20 @@ class EngineRole:
 
     Args:
         vocab_size: ids the pair shares; logits of padded embedding rows beyond it are cut off.
-        recorder: what captures steps on a device; by default nothing does. On a CPU there is none.
+        recorder: what captures steps; by default nothing does. With one, steps run as on a device, wherever they run.
     """
 
     def __init__(self, engine: Engine, vocab_size: int, recorder: Recorder | None = None) -> None:
         self.engine, self.vocab_size = engine, vocab_size
         spec, pinned = engine.spec, engine.device.type == "cuda"
-        if recorder is None and engine.device.type != "cpu":
-            recorder = NoRecorder(str(engine.device))
-        self._recorder = recorder
-        captures = recorder and engine.capturable and not isinstance(recorder, NoRecorder)
+        self._on_device = recorder is not None or engine.device.type != "cpu"
+        self._recorder = recorder or Recorder(str(engine.device))
+        captures = self._recorder.captures and engine.capturable
         self._buckets = Buckets(spec.rows, spec.capacity) if captures else None
         self._inputs, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
         self._placed, self._logits = Arena(engine.device), Arena(engine.device)
-        self._kept: LruCache[tuple[int, ...], StepInputs] = LruCache(MAX_CAPTURED_STEPS if recorder else MAX_KEPT_STEPS)
+        most = MAX_CAPTURED_STEPS if self._on_device else MAX_KEPT_STEPS
+        self._kept: LruCache[tuple[int, ...], StepInputs] = LruCache(most)
         self._kept_on: object = None
         self._columns = torch.arange(engine.spec.capacity, device=engine.device)
 
@@ -130,14 +129,12 @@ class EngineRole:
         mask = (self._columns[: mask_length(end, self.engine.spec.capacity)] <= positions[0, :, None])[None, None]
         given = to_device([tokens], self.engine.device)
         self.engine.cache.reserve([(start, end)], row)
-        with self._recorder.ordered() if self._recorder else nullcontext():
+        with self._recorder.ordered():
             return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, row, is_prompt=True))
 
     def keep(self, source: Tensor, to: Tensor) -> None:
         """Commit accepted nodes of rows 0 .. R - 1, see `engines.cache.base.KvCache.keep`; given on the host."""
-        if self._recorder:
-            source, to = source.to(self.engine.device), to.to(self.engine.device)
-        self.engine.cache.keep(source, to)
+        self.engine.cache.keep(source.to(self.engine.device), to.to(self.engine.device))
 
     def inputs(self, rows: int, tokens: int, longest: int, first: int = 0) -> StepInputs:
         """Memory for the inputs of a step over rows 0 .. rows - 1 that keeps the logits from its token `first` on.
@@ -168,7 +165,7 @@ class EngineRole:
         memory, keep = self._inputs.bytes(size_of(sizes)), torch.arange(first, tokens, device=device)
         given: tuple[Tensor, Tensor, Tensor, Tensor] = views(sizes, memory)
         arrays = tuple(x.numpy() for x in given)
-        if self._recorder is None:
+        if not self._on_device:
             out = self._logits.view_like(like(rows, len(keep), spec.vocab_size, dtype=spec.torch_dtype))
             plain = out.dtype == torch.float32 and spec.vocab_size == self.vocab_size
             return StepInputs(arrays, Step(*given, keep, out=out), out.numpy() if plain else None)
@@ -186,8 +183,8 @@ class EngineRole:
         if self.engine.max_tokens is None:
             drafted = 0  # such engines' steps are the same, so one graph serves all levels
         step = replace(inputs.step, drafted=drafted) if drafted else inputs.step
-        if self._recorder and inputs.device and inputs.logits is not None:
-            self._run_on_device(step, inputs.device, self._recorder)
+        if inputs.device and inputs.logits is not None:
+            self._run_on_device(step, inputs.device)
             return inputs.logits
         logits = self.engine.enqueue(step)
         if logits is step.out and inputs.logits is not None:
@@ -198,19 +195,19 @@ class EngineRole:
             logits = plain.copy_(logits[..., : self.vocab_size])
         return logits.contiguous().numpy()
 
-    def _run_on_device(self, step: Step, on: DeviceStep, recorder: Recorder) -> None:
+    def _run_on_device(self, step: Step, on: DeviceStep) -> None:
         """Send a step's inputs, run it, by its graph if it can be captured, and wait for its logits."""
         logits = on.logits
 
         def work() -> None:  # without `on`, which refers to it
             logits.copy_(self.engine.enqueue(step)[..., : self.vocab_size])
 
-        with recorder.ordered():
+        with self._recorder.ordered():
             try:
                 on.placed.copy_(on.given, non_blocking=True)
                 if (launch := on.graphs.get(step.drafted)) is None:
                     try:
-                        launch = recorder.record(work) if self._buckets else work
+                        launch = self._recorder.record(work) if self._buckets else work
                     except Uncapturable as problem:
                         log.warning("a step of %s is launched anew each time: %s", self.engine.name, problem)
                         launch = work
@@ -218,4 +215,4 @@ class EngineRole:
                 launch()
                 on.read.copy_(on.logits, non_blocking=True)
             finally:
-                recorder.wait()  # also if it broke: the next step may not overwrite what is being copied
+                self._recorder.wait()  # also if it broke: the next step may not overwrite what is being copied

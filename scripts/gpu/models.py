@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from engines.base import INPUTS, KV_PAGE, Engine, EngineSpec, Step
-from engines.capture import NoRecorder
+from engines.capture import Recorder
 from engines.pytorch.engine import TorchEngine
 from mtad import LLM
 from mtad.params import DecodingParams
@@ -101,7 +101,7 @@ def pair_of(engines: Sequence[TorchEngine], tokenizer: Any) -> Pair:
 
 def open_llm(pair: Pair, captured: bool, record: Sequence[DecodingParams] = ()) -> LLM:
     """The runtime of a pair, its blocks captured as CUDA graphs or run by the host; on a CPU, always by the host."""
-    recorder = NoRecorder("cpu") if pair.device.type == "cpu" else None
+    recorder = Recorder("cpu") if pair.device.type == "cpu" else None
     return LLM(pair, RuntimeConfig(graphs=captured, prefix_tokens=0), record=record, recorder=recorder)
 
 

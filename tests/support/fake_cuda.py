@@ -10,10 +10,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from engines.capture import Work
+from engines.capture import Recorder, Work
 
 
-class FakeRecorder:
+class FakeRecorder(Recorder):
     """Keeps account of what a real one would do.
 
     Attributes:
@@ -23,7 +23,10 @@ class FakeRecorder:
         waits: how often the host waited.
     """
 
+    captures = True
+
     def __init__(self) -> None:
+        super().__init__("cpu")
         self.recorded, self.replayed, self.inside, self.waits = 0, 0, False, 0
 
     @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engines.buffers import Arena, LruCache, size_of, views
-from engines.capture import MAX_GRAPHS, NoRecorder, Recorder, Uncapturable, Work
+from engines.capture import MAX_GRAPHS, Recorder, Uncapturable, Work
 from mtad.device import launches
 from mtad.device.tables import Results
 from mtad.params import DecodingParams
@@ -62,7 +62,7 @@ class CudaGraphRunner:
     @property
     def problem(self) -> str | None:
         """Why no block is captured, whatever its requests; None where blocks are."""
-        if isinstance(self._recorder, NoRecorder):
+        if not self._recorder.captures:
             return "graphs are switched off"
         for engine in self._engines:
             if not engine.capturable:

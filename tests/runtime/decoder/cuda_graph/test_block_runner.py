@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.capture import NoRecorder, Recorder
+from engines.capture import Recorder
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.decoder.buckets import Buckets
@@ -105,7 +105,7 @@ def test_blocks_are_padded_as_far_as_costs_nothing_and_to_masks_that_an_engine_h
     ("engine", "recorder", "reason"),
     [
         (MockEngine, ReplayRecorder, "steps of MockEngine cannot be part of a recording"),
-        (CapturableMock, partial(NoRecorder, "cpu"), "graphs are switched off"),
+        (CapturableMock, partial(Recorder, "cpu"), "graphs are switched off"),
     ],
 )
 def test_what_cannot_be_captured_runs_on_the_host_and_is_counted(
@@ -149,7 +149,7 @@ def test_constrained_blocks_run_on_the_host_on_graphs_of_steps_and_give_the_toke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recorder", [ReplayRecorder, partial(NoRecorder, "cpu")])
+@pytest.mark.parametrize("recorder", [ReplayRecorder, partial(Recorder, "cpu")])
 def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], Recorder]) -> None:
     device = Device(3, recorder())
     params = DecodingParams(method="mmtad", draft_len=3, beam_width=2, seed=1, max_tokens=8, ignore_eos=True)
