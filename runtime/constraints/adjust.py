@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +46,6 @@ def adjust(logits: npt.NDArray[np.float32], paths: Ints, lengths: Ints, member: 
     texts = [tuple(path[:length]) for path, length in zip(paths.tolist(), lengths.tolist(), strict=True)]
     if member.follower:
         allowed = np.array([member.follower.allowed(text) for text in texts])
+    elif member.words:
+        allowed = np.array([member.words.allowed((*member.tail, *text)) for text in texts])
     constrain(logits, paths, lengths, terms, allowed)
-    if member.words:
-        for node, text in enumerate(texts):
-            logits[node, member.words.last_tokens((*member.tail, *text))] = -math.inf

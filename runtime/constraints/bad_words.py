@@ -22,7 +22,6 @@ class BadWords:
         vocab_size: V; words with tokens beyond it are never emitted anyway.
 
     Attributes:
-        single_tokens: tokens that are never allowed.
         window: how many tokens at the end of a text decide what may follow, at least 1.
 
     Raises:
@@ -41,24 +40,22 @@ class BadWords:
             if spaced[0] != bare[0] and len(spaced) == len(bare):
                 sequences[tuple(spaced)] = None
         known = [sequence for sequence in sequences if max(sequence) < vocab_size]
-        self.single_tokens = [sequence[0] for sequence in known if len(sequence) == 1]
         self.window = max([1, *(len(sequence) - 1 for sequence in known)])
         self._longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
         for *begun, last in known:
             if begun:
                 self._longer.setdefault(begun[-1], []).append((tuple(begun), last))
         allowed = np.ones(vocab_size, dtype=np.bool_)
-        allowed[self.single_tokens] = False
-        self._others = np.packbits(allowed, bitorder="little")
+        allowed[[sequence[0] for sequence in known if len(sequence) == 1]] = False
+        self._always = np.packbits(allowed, bitorder="little")
 
-    def last_tokens(self, text: tuple[int, ...]) -> list[int]:
-        """Tokens that would complete a word of several tokens after `text`, whose last `window` tokens suffice."""
-        begun = self._longer.get(text[-1], ()) if text else ()
-        return [last for tokens, last in begun if text[-len(tokens) :] == tokens]
+    def allowed(self, text: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The tokens that complete no word after `text`, whose last `window` tokens suffice, as bits.
 
-    def without(self, bits: NDArray[np.uint8], text: tuple[int, ...]) -> NDArray[np.uint8]:
-        """The set of tokens `bits` (see `runtime.constraints.follower.Bits`) without those forbidden after `text`."""
-        left = bits & self._others
-        for token in self.last_tokens(text):
-            left[token // 8] &= 255 ^ 1 << token % 8
+        A set of tokens has one bit for each, as in `runtime.constraints.follower.Bits`.
+        """
+        left = self._always.copy()
+        for begun, last in self._longer.get(text[-1], ()) if text else ():
+            if text[-len(begun) :] == begun:
+                left[last // 8] &= 255 ^ 1 << last % 8
         return left

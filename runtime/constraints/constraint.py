@@ -6,7 +6,6 @@ those of a block together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -73,7 +72,7 @@ class Constraint:
     """What one running request asks of its logits; advanced as its tokens are committed.
 
     Attributes:
-        words: bad words of a request without a grammar, whose follower would see to them; None without.
+        words: the request's bad words, which a follower sees to where a grammar holds; None without.
         tail: the text's last tokens, as many as matter for those.
         thinking: whether the text is inside a thought, where a grammar does not hold.
     """
@@ -82,17 +81,15 @@ class Constraint:
         self, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None, maker: Constrainer
     ) -> None:
         self.params, self._ends = params, maker.eos
-        words = maker.words(params.bad_words) if params.bad_words else None
+        self.words = maker.words(params.bad_words) if params.bad_words else None
         self._follower: Follower | None = None
         self.thinking = False
         if params.constrained:
             grammar = grammar or maker.grammars.compile(params)
-            self._follower = Follower(grammar, maker.vocab_size, maker.grammars.eos, params, words)
-            words = None
-        self.words = words
+            self._follower = Follower(grammar, maker.vocab_size, maker.grammars.eos, params, self.words)
         self.generated = 0
         self.tail: tuple[int, ...] = ()
-        bias = {**params.logit_bias, **dict.fromkeys(words.single_tokens if words else (), -math.inf)}
+        bias = params.logit_bias
         self._biased, self._bias = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self._penalties = np.array(penalties, np.float32)

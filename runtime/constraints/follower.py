@@ -170,7 +170,7 @@ class Follower:
             ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
             possible = self._allows_some(bits)
             if possible and self._words:
-                bits = self._words.without(bits, (*self._text[-self._words.window :], *path))
+                bits = bits & self._words.allowed((*self._text[-self._words.window :], *path))
                 if not bits.any():
                     words = ", ".join(self._params.bad_words)
                     problem = InvalidInput("bad_words", words, f"no other token can follow the first {length}")
