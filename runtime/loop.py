@@ -41,7 +41,7 @@ class DecodingLoop:
         scheduler: owns the rows.
         caches: the KV caches of both engines.
         runner: runs blocks.
-        output: owns the requests' texts, constraints and figures.
+        output: turns tokens into the requests' texts and figures.
         max_prefill_tokens: Chunked prefill: each step prefills at most so many prompt tokens, and fewer beside requests
             that run (`PrefillBudget`). What drafts that follow the load have to catch up on counts as well; where
             prompts leave nothing, a `CATCH_UP`th more is for it.
@@ -151,7 +151,7 @@ class DecodingLoop:
         last_two = [request.last_two for request in requests]
         committed = [request.committed for request in requests]
         keys = [(request.seed, request.blocks) for request in requests]
-        constraints = [self.output.constraint(one) if own else None for one, own in zip(requests, is_kept, strict=True)]
+        constraints = [one.constraint if own else None for one, own in zip(requests, is_kept, strict=True)]
         block = self._runner.run(BlockInput(params, last_two, committed, keys, constraints, is_kept, drafts))
         seconds, alone = time.perf_counter() - began, all(is_kept) and self.caches.deferred_rows >= deferred
         accepted = [len(tokens) - 1 for tokens in block.tokens]
@@ -221,6 +221,5 @@ class DecodingLoop:
     def check_integrity(self) -> None:
         """Invariants between steps; raises AssertionError."""
         self.scheduler.check_integrity()
-        begun = {one for one in self.scheduler.waiting if one.statistics.preemptions} | {self.scheduler.joining}
-        self.output.check_integrity(self.scheduler.running, begun)
+        assert all(request.detokenizer for request in self.scheduler.running), "a request runs that has not begun"
         self.caches.check_integrity()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from runtime.constraints.constraint import Constrainer, Constraint
+from runtime.constraints.constraint import Constrainer
 from runtime.decoder.block import Block
 from runtime.decoder.draft_details import TokenDetails
 from runtime.output.detokenizer import Detokenizer
@@ -22,7 +22,7 @@ TopTokens = list[list[tuple[int, float]]]
 
 
 class OutputProcessor:
-    """Owns the detokenizer, the constraint and the figures of every request that has begun.
+    """Gives every request that begins its detokenizer and its constraint, and keeps the figures of all.
 
     Args:
         unrecorded: counts the blocks that a device ran without a CUDA graph, by reason; part of the totals.
@@ -32,24 +32,17 @@ class OutputProcessor:
         self, tokenizer: Tokenizer, eos: Sequence[int], constrainer: Constrainer, unrecorded: dict[str, int] | None
     ) -> None:
         self._tokenizer, self._eos, self._constrainer = tokenizer, frozenset(eos), constrainer
-        self._detokenizers: dict[int, Detokenizer] = {}
-        self._constraints: dict[int, Constraint] = {}
         self.totals = Totals(unrecorded={} if unrecorded is None else unrecorded)
 
     def begin(self, request: Request) -> None:
         """Make a request's detokenizer and constraint, unless they are there."""
-        if request.id in self._detokenizers:
+        if request.detokenizer:
             return
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
-        self._detokenizers[request.id] = Detokenizer(self._tokenizer, self._eos, request.params)
-        constraint = self._constrainer.constraint(request.params, request.prompt, request.grammar)
-        if constraint:
-            self._constraints[request.id] = constraint
-            constraint.thinking = request.thinking
-
-    def constraint(self, request: Request) -> Constraint | None:
-        """What the request asks of its logits; None if nothing."""
-        return self._constraints.get(request.id)
+        request.detokenizer = Detokenizer(self._tokenizer, self._eos, request.params)
+        request.constraint = self._constrainer.constraint(request.params, request.prompt, request.grammar)
+        if request.constraint:
+            request.constraint.thinking = request.thinking
 
     def process(self, requests: Sequence[Request], block: Block) -> None:
         """Append a block's tokens to those of its requests whose part of it is kept, up to each one's stop condition.
@@ -99,20 +92,12 @@ class OutputProcessor:
 
     def end(self, request: Request) -> None:
         """A request has ended, begun or not: forget it, and count it."""
-        self._detokenizers.pop(request.id, None)
-        self._constraints.pop(request.id, None)
+        request.detokenizer = request.constraint = None
         if request.grammar:
             self._constrainer.grammars.forget()
         request.statistics.total_seconds = time.perf_counter() - request.arrived
         assert request.finish_reason is not None
         self.totals.ended(request.finish_reason, request.statistics)
-
-    def check_integrity(self, running: Collection[Request], others: Collection[Request | None]) -> None:
-        """Invariants between steps; raises AssertionError."""
-        ids, begun = {request.id for request in running}, self._detokenizers.keys()
-        assert begun - ids <= {other.id for other in others if other}, "a detokenizer without a request"
-        assert ids <= begun
-        assert self._constraints.keys() <= begun, "a constraint without a request"
 
     def _append(self, request: Request, row: int, block: Block) -> int:
         """Append a block's tokens to a request; how many of them were accepted drafts."""
@@ -124,16 +109,17 @@ class OutputProcessor:
             accepted = min(accepted, len(block.tokens[row]) - forced)
         before, wanted = len(request.tokens), request.params.top_logprobs
         top = _top_tokens(block.logits_of(row), wanted) if wanted else []
-        request.finish_reason = self._detokenizers[request.id].append(request, block.tokens[row])
+        assert request.detokenizer is not None
+        request.finish_reason = request.detokenizer.append(request, block.tokens[row])
         count = len(request.tokens) - before
         request.log_probs += block.log_probs[row][:count]
         request.top_log_probs += top[:count]
         request.details += block.details[row][:count]
         request.target_cached = request.committed - 1
         request.blocks += 1
-        if request.id in self._constraints:
-            self._constraints[request.id].advance(request.tokens[before:])
-            self._constraints[request.id].thinking = request.thinking
+        if request.constraint:
+            request.constraint.advance(request.tokens[before:])
+            request.constraint.thinking = request.thinking
         if request.thoughts and (begun := request.thoughts.begun(request.tokens)):
             request.stable = min(request.stable, request.offsets[-begun])  # a tag is no text
         return accepted

@@ -14,8 +14,10 @@ from runtime.scheduler.statistics import Statistics
 from runtime.scheduler.thoughts import Thoughts
 
 if TYPE_CHECKING:
+    from runtime.constraints.constraint import Constraint
     from runtime.constraints.follower import Grammar
     from runtime.decoder.draft_details import TokenDetails
+    from runtime.output.detokenizer import Detokenizer
     from runtime.speculation.lookup import Text
 
 EXPECTED, CAUTION, RECENT = 0.8, 12, 64
@@ -101,6 +103,7 @@ class Request:
         prompt_scores: with `prompt_logprobs`, of each prompt token but the first; a prompt's choices share the list.
         blocks: decoding blocks run; the second half of the noise key.
         acceptance, draft_len: what automatic drafts go by, and how long they are; a fixed draft's have no meaning.
+        detokenizer, constraint: of one that has begun and has not ended; no constraint where it asks for nothing.
         looked_up: its text, where drafts are looked up in it.
         target_cached, auxiliary_cached: leading columns of its row that are right in either cache.
         auxiliary_stored, auxiliary_seconds: tokens stored in the auxiliary's cache but by drafting, and what it took.
@@ -130,6 +133,8 @@ class Request:
     blocks: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_len: int = 0
+    detokenizer: Detokenizer | None = None
+    constraint: Constraint | None = None
     looked_up: Text | None = None
     target_cached: int = 0
     auxiliary_cached: int = 0
