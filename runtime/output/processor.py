@@ -69,20 +69,12 @@ class OutputProcessor:
         for row, request, before, thinking, kept in grown:
             count = len(request.tokens) - before
             drafted, accepted = block.drafted_levels[row], min(kept, count)
-            params = given.params[row]
-            request.statistics.add(drafted, accepted, count)
+            spent = sum(block.spent[row][:count]) if given.params[row].spec.bounded else 0.0
+            for counts in (request.statistics, self.totals):
+                counts.add(drafted, accepted, count, spent, thinking)
             request.statistics.add_seconds(seconds[0] if drafted else 0.0, *seconds[1:])
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
-            if params.spec.bounded:
-                spent = sum(block.spent[row][:count])
-                request.statistics.divergence_spent += spent
-                self.totals.divergence_spent += spent
-            self.totals.add(drafted, accepted, count)
-            if thinking:
-                for counts in (request.statistics, self.totals):
-                    counts.thinking_tokens += count
-                    counts.thinking_passes += 1
 
     def record_prefill(self, request: Request, began: float) -> None:
         """Count the time since `began` as this request's prefill."""

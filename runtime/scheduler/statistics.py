@@ -51,12 +51,15 @@ class Counts:
         self.score_seconds += score
         self.commit_seconds += commit
 
-    def add(self, drafted: int, accepted: int, tokens: int) -> None:
-        """Count what a block gave one row."""
+    def add(self, drafted: int, accepted: int, tokens: int, spent: float, thinking: bool) -> None:
+        """Count what a block gave one row, by how much it moved laws, and whether it began inside a thought."""
         self.drafted += drafted
         self.accepted += accepted
         self.tokens += tokens
         self.target_passes += 1
+        self.divergence_spent += spent
+        self.thinking_tokens += tokens * thinking
+        self.thinking_passes += thinking
         if drafted:
             self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
             self.accepted_lengths[accepted] += 1
