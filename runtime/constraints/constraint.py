@@ -1,7 +1,7 @@
 """What each request asks of both models' logits, kept up with its text.
 
-A `Constrainer` serves a pair, a `Constraint` one request that asks for something; `runtime.constraints.adjust` puts
-those of a block together.
+A `Constrainer` serves a pair, a `Constraint` one request that asks for something; `constrained` puts those of a block
+together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from tokenizers import Tokenizer
 
-from mtad.constrain import Terms
+from mtad.constrain import Floats, Ints, Terms, constrain
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.bad_words import BadWords
@@ -123,12 +123,46 @@ class Constraint:
             if problem is not None:
                 raise problem
 
+    def adjust(self, logits: Floats, paths: Ints, lengths: Ints, terms: Terms) -> None:
+        """Put a row's logits [S, V] under the constraint, in place; `terms` are its own."""
+        allowed = np.empty((len(lengths), 0), np.uint8)
+        texts = [tuple(path[:length]) for path, length in zip(paths.tolist(), lengths.tolist(), strict=True)]
+        if self.follower:
+            allowed = np.array([self.follower.allowed(text) for text in texts])
+        elif self.words:
+            allowed = np.array([self.words.allowed((*self.tail, *text)) for text in texts])
+        constrain(logits, paths, lengths, terms, allowed)
+
     @property
     def terms(self) -> Terms:
         """What it asks now. Where a grammar holds, its follower enforces `min_tokens` itself."""
         left = max(0, self.params.min_tokens - self.generated) if self.follower is None else 0
         present = np.flatnonzero(self._seen)
         return Terms(self._biased, self._bias, present, self._counts, self._penalties, self._ends, left)
+
+
+Asks = list[tuple[int, Constraint, Terms]]
+"""The rows of a block that ask for something, and what they ask until one of them advances."""
+
+
+def asks_of(constraints: Sequence[Constraint | None]) -> Asks:
+    """Of rows 0 .. R - 1."""
+    return [(row, own, own.terms) for row, own in enumerate(constraints) if own is not None]
+
+
+def constrained(logits: Floats, asks: Asks, paths: Ints, lengths: Ints) -> Floats:
+    """Logits under each row's constraint, before the filter: float32 [R, S, V], new memory.
+
+    A row's result does not depend, to the bit, on the other rows; rows without a constraint are unchanged.
+
+    Args:
+        logits: float32 [R, S, V], of either model, after S nodes.
+        paths, lengths: int64 [R, S, D] and [R, S], the drafted tokens that lead to each node, see `constrain`.
+    """
+    out = logits.copy()
+    for row, constraint, terms in asks:
+        constraint.adjust(out[row], paths[row], lengths[row], terms)
+    return out
 
 
 def _penalises(params: DecodingParams) -> bool:

@@ -26,7 +26,7 @@ from mtad.constrain import Terms, constrain
 from mtad.draft import Ints
 from mtad.params import DecodingParams
 from mtad.random import fill_noise
-from runtime.constraints.adjust import Constraints
+from runtime.constraints.constraint import Asks, asks_of, constrained
 from runtime.decoder.batch_arrays import BatchArrays
 from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.draft_details import TokenDetails, details_of
@@ -68,11 +68,11 @@ class HostRunner:
         decisions, noise = arrays.decisions, arrays.noise
         decisions.finite.fill(True)
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
-        constraints, longest = Constraints.of(given.constraints), max(given.committed)
+        asks, longest = asks_of(given.constraints), max(given.committed)
         changes = any(given.drafts) or arrays.trees.drafted[arrays.looked_up].any()  # to write, or an old one to clear
         levels = self._draft_looked_up(arrays, given.drafts) if changes else 0
         if arrays.level_starts[-1]:
-            levels = max(levels, self._draft(arrays, last_two, committed, longest, constraints))
+            levels = max(levels, self._draft(arrays, last_two, committed, longest, asks))
         drafted = time.perf_counter()
         nodes = self._call.select_nodes(arrays.rows, levels, arrays.trees, self._is_end, scored := arrays.scored)
         inputs = self.target.inputs(len(committed), 1 + nodes, longest + nodes)
@@ -80,10 +80,10 @@ class HostRunner:
         logits = self.target.run(inputs)
         scored_at = time.perf_counter()
         adjusted = logits
-        if constraints:
+        if asks:
             after = np.arange(-1, nodes)[None].repeat(len(committed), 0)
             after[after >= scored.counts[:, None]] = -1
-            adjusted = constraints.adjust(logits, *_paths(scored, after, arrays.draft_len))
+            adjusted = constrained(logits, asks, *_paths(scored, after, arrays.draft_len))
         own = arrays.rows, arrays.trees, scored, adjusted, logits, arrays.q, noise.accept, noise.bonus, decisions
         self._share(self._call.decide, adjusted, *own)
         moves = self._call.kept_columns(arrays.drawn_rows, committed, scored, decisions, *arrays.columns_written)
@@ -102,9 +102,7 @@ class HostRunner:
         given = arrays.rows, arrays.looked_up, tokens, arrays.trees, arrays.q, self._is_end
         return int(self._call.draft_looked_up(*given))
 
-    def _draft(
-        self, arrays: BatchArrays, last_two: Ints, committed: Ints, longest: int, constraints: Constraints | None
-    ) -> int:
+    def _draft(self, arrays: BatchArrays, last_two: Ints, committed: Ints, longest: int, asks: Asks) -> int:
         """Draft level by level, until no path goes on; returns how many levels there are."""
         rows, trees, count = arrays.drawn_rows, arrays.drawn_trees, len(committed)
         others = arrays.q, arrays.noise.draft, self._is_end, arrays.decisions.finite
@@ -113,11 +111,11 @@ class HostRunner:
         self._call.first_inputs(rows, last_two, committed, *inputs.arrays)
         for level in range(arrays.draft_len):
             logits = self.auxiliary.run(inputs, arrays.level_starts[max(level - 1, 0)])
-            if constraints:
+            if asks:
                 first = trees.starts[:, max(level - 1, 0)] if level else np.full(count, -1)
                 after = first[:, None] + np.arange(logits.shape[1])
                 after[after >= trees.starts[:, level, None]] = -1
-                logits = constraints.adjust(logits, *_paths(trees, after, level))
+                logits = constrained(logits, asks, *_paths(trees, after, level))
             if not self._share(self._call.draft_levels, logits, rows, level, trees, logits, *others):
                 break
             if level == 0:

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, models
 
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.constraints.adjust import Constraints
-from runtime.constraints.constraint import Constrainer
+from runtime.constraints.constraint import Constrainer, asks_of, constrained
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, letters
 from tests.support.hostile import AMBIGUOUS
@@ -34,9 +33,8 @@ def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> N
     maker = Constrainer(letters("abc"), 4, [0, 3])
     constraint = maker.constraint(replace(FREE, regex="ab?", frequency_penalty=0.5), ())
     assert constraint is not None
-    batch = Constraints([constraint])
     paths, lengths = np.array([[[0, 0], [1, 0], [1, 2]]]), np.array([[0, 1, 2]])
-    finite = np.isfinite(batch.adjust(np.zeros((1, 3, 4), np.float32), paths, lengths))[0]
+    finite = np.isfinite(constrained(np.zeros((1, 3, 4), np.float32), asks_of([constraint]), paths, lengths))[0]
     assert finite.astype(int).tolist() == [[0, 1, 0, 0], [1, 0, 1, 1], [1, 0, 0, 1]]
     constraint.advance([1, 3])
     assert constraint.terms.counts.tolist() == [0, 1, 0, 1]
@@ -44,7 +42,8 @@ def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> N
 
 def test_tokens_that_end_a_text_and_that_the_vocabulary_lacks_are_nobodys() -> None:
     constraint = Constrainer(letters("abc"), 4, [0, 4]).constraint(replace(FREE, min_tokens=2), ())
-    found = Constraints([constraint]).adjust(np.ones((1, 2, 4), np.float32), np.array([[[0], [1]]]), np.array([[0, 1]]))
+    logits, paths, lengths = np.ones((1, 2, 4), np.float32), np.array([[[0], [1]]]), np.array([[0, 1]])
+    found = constrained(logits, asks_of([constraint]), paths, lengths)
     assert found.tolist() == [[[-np.inf, 1, 1, 1]] * 2]
 
 
@@ -114,7 +113,7 @@ def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constraine
 
 def test_a_request_without_constraints_costs_nothing(constrainer: Constrainer) -> None:
     assert constrainer.constraint(DecodingParams(stop=";", ignore_eos=True), (1, 2)) is None
-    assert Constraints.of([None, None]) is None
+    assert asks_of([None, None]) == []
 
 
 @pytest.mark.parametrize(
