@@ -24,6 +24,8 @@ EXPECTED, CAUTION, RECENT = 0.8, 12, 64
 """How often a drafted token is accepted before anything was seen, for how many tokens that counts, and how many of the
 last ones a mean remembers."""
 
+Place = tuple[int, int]
+"""-priority, and order of arrival."""
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -94,6 +96,7 @@ class Request:
         client: who asks; rows are shared out fairly among clients.
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
         arrived: `time.perf_counter()` when it was made.
+        place: in the queue, which it goes back to where it gives up its row.
         grammar: the compiled language of a constrained one.
         thoughts: follows its thoughts; None where no tags are known.
         tokens: new tokens so far, end-of-sequence included.
@@ -123,6 +126,7 @@ class Request:
     client: str = ""
     salt: int = 0
     arrived: float = field(default_factory=time.perf_counter)
+    place: Place = (0, 0)
     grammar: Grammar | None = None
     thoughts: Thoughts | None = None
     tokens: list[int] = field(default_factory=list)

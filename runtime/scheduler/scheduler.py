@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING
 
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.scheduler.plan import Plan, PromptPiece
-from runtime.scheduler.request import Request
+from runtime.scheduler.request import Place, Request
 
 if TYPE_CHECKING:
     from runtime.decoder.kv_cache import KvCaches
-
-Entry = tuple[int, int, Request]
-"""A request that waits: -priority, order of arrival, and itself."""
 
 MAX_ACCOUNTS = 4096
 """Clients whose tokens are remembered."""
@@ -73,8 +70,8 @@ class Scheduler:
         self.joining: Request | None = None
         self.pace = 1.0
         self._admitted_at = time.perf_counter()
-        self._queues: dict[str, list[Entry]] = {}  # of each client who has some that wait, a heap
-        self._entries: dict[Request, Entry] = {}  # what those who hold a row had in the queue
+        # of each client who has some that wait, a heap of their places and themselves
+        self._queues: dict[str, list[tuple[Place, Request]]] = {}
         self._accounts: dict[str, int] = {}  # tokens of requests that have ended; without an entry, `_clock`
         self._clock = 0
         self._arrivals = itertools.count()
@@ -130,13 +127,13 @@ class Scheduler:
             if self.idle:
                 self._admitted_at = time.perf_counter()
             for request in requests:
-                self._queue((-request.priority, next(self._arrivals), request))
+                request.place = -request.priority, next(self._arrivals)
+                self._queue(request)
 
-    def _queue(self, entry: Entry) -> None:
-        client = entry[2].client
-        if client not in self._queues:
-            self._open_account(client)
-        heapq.heappush(self._queues.setdefault(client, []), entry)
+    def _queue(self, request: Request) -> None:
+        if request.client not in self._queues:
+            self._open_account(request.client)
+        heapq.heappush(self._queues.setdefault(request.client, []), (request.place, request))
 
     def _open_account(self, client: str) -> None:
         if len(self._accounts) >= MAX_ACCOUNTS:
@@ -166,7 +163,7 @@ class Scheduler:
     def waiting(self) -> list[Request]:
         """Waiting requests in the order of their priority, then of their arrival."""
         with self._lock:
-            return [request for _, _, request in sorted(entry for queue in self._queues.values() for entry in queue)]
+            return [request for _, request in sorted(entry for queue in self._queues.values() for entry in queue)]
 
     @property
     def requests(self) -> set[Request]:
@@ -215,12 +212,12 @@ class Scheduler:
         One request alone always fits.
         """
         while not caches.fits(self.running, self.lookahead) and len(self.holders) > 1:
-            entry = max(self._entries.values())  # of the least priority the one that arrived last: back to its place
-            self._leave(entry[2], caches)
+            last = max(self.holders, key=lambda request: request.place)  # of the least priority, back to its place
+            self._leave(last, caches)
             with self._lock:
-                self._queue(entry)
-            entry[2].target_cached = entry[2].auxiliary_cached = 0  # are computed anew, later
-            entry[2].statistics.preemptions += 1
+                self._queue(last)
+            last.target_cached = last.auxiliary_cached = 0  # are computed anew, later
+            last.statistics.preemptions += 1
         return list(self.running)
 
     def next(self, fits: Callable[[Request], bool] = lambda request: True) -> Request | None:
@@ -236,16 +233,14 @@ class Scheduler:
                 return None
             unsettled = self._unsettled()
             accounts = {client: self._accounts[client] + unsettled[client] for client in self._queues}
-            first = {client: queue[0] for client, queue in self._queues.items()}
+            first = {client: queue[0][0] for client, queue in self._queues.items()}
             client = min(first, key=lambda one: (first[one][0], accounts[one], first[one][1]))
-            if not fits(first[client][2]):
+            if not fits(self._queues[client][0][1]):
                 return None
             self._clock = max(self._clock, accounts[client])
-            entry = heapq.heappop(self._queues[client])
+            _, self.joining = heapq.heappop(self._queues[client])
             if not self._queues[client]:
                 del self._queues[client]
-            self.joining = entry[2]
-            self._entries[self.joining] = entry
             now = time.perf_counter()
             self.pace += 0.2 * (now - self._admitted_at - self.pace)
             self._admitted_at = now
@@ -261,9 +256,9 @@ class Scheduler:
     def retire(self, request: Request, caches: KvCaches) -> None:
         """Take a request out, wherever it is; requests behind its row move up."""
         with self._lock:
-            if request not in self._entries:
+            if request not in self.holders:
                 queue = self._queues[request.client]
-                queue[:] = [entry for entry in queue if entry[2] is not request]
+                queue[:] = [entry for entry in queue if entry[1] is not request]
                 heapq.heapify(queue)
                 if not queue:
                     del self._queues[request.client]
@@ -274,7 +269,6 @@ class Scheduler:
     def _leave(self, request: Request, caches: KvCaches) -> None:
         moves = list[tuple[Request, int, int]]()
         with self._lock:  # for the bookkeeping only: copies take time, in which other threads submit requests
-            del self._entries[request]
             if request is self.joining:
                 self.joining = None
             else:
@@ -297,7 +291,6 @@ class Scheduler:
         """Invariants of the bookkeeping; raises AssertionError."""
         assert len(self.holders) <= self.rows, "more requests than rows"
         assert self._count() <= 2 * self.max_waiting + self.rows, "more wait than were let in"
-        assert self._entries.keys() == set(self.holders)
         assert all(self._queues.values()), "an empty queue"
         known = [request.id for request in (*self.holders, *self.waiting)]
         assert len(set(known)) == len(known), "a request is in two places"
