@@ -21,7 +21,7 @@ from engines.buffers import to_device
 from engines.placement import Placement
 from engines.tensorrt.engine import MAX_CONTEXTS, PlanEngine, accepted, prefill_chunks, runtime_of
 from engines.tensorrt_llm.cache import BlockPool, spare_pages
-from engines.tensorrt_llm.inputs import CONTEXT, GENERATION, PlanInputs, check_inputs, packed
+from engines.tensorrt_llm.inputs import CONTEXT, GENERATION, PlanInputs, check_inputs, new_inputs, packed
 from engines.tensorrt_llm.library import load_plugins
 
 
@@ -105,8 +105,8 @@ class TensorRTLLMEngine(PlanEngine):
         if key not in self._bound:
             if len(self._bound) == MAX_CONTEXTS:
                 self._bound = {}
-            given = PlanInputs.new(self.cache, self._pool, GENERATION, rows, width, rows * kept, self.max_tokens)
-            given.host_past_key_value_lengths.fill_(length)
+            given = new_inputs(self.cache, self._pool, GENERATION, rows, width, rows * kept, self.max_tokens)
+            given["host_past_key_value_lengths"].fill_(length)
             self._bound[key] = self._context(0), given
             self._bind(*self._bound[key])
         context, given = self._bound[key]
@@ -121,36 +121,36 @@ class TensorRTLLMEngine(PlanEngine):
         self._sees[row, at] = pad(seen & (columns < length)[:, None], (0, self.max_tokens - width))
         idle = base >= self.spec.capacity  # padded rows have nothing before them, and spare pages
         past, depths = base.masked_fill(idle, 0), self._depths[:rows, :width].masked_fill(idle[:, None], 0)
-        given.input_ids.copy_(self._tokens[:rows, :width].flatten())
-        given.position_ids.copy_((past[:, None] + depths).flatten())
-        given.last_token_ids.copy_((row * width + first[:, None] + step.keep + 1).flatten())
-        given.sequence_length.copy_(past + width)
-        given.context_lengths.copy_(past)
-        given.kv_cache_block_offsets.copy_(self.cache.offsets(step.first_row, idle)[None])
-        given.spec_decoding_position_offsets.copy_(depths)
-        given.spec_decoding_packed_mask.copy_(packed(self._sees[:rows, :width, :width], self.max_tokens))
+        given["input_ids"].copy_(self._tokens[:rows, :width].flatten())
+        given["position_ids"].copy_((past[:, None] + depths).flatten())
+        given["last_token_ids"].copy_((row * width + first[:, None] + step.keep + 1).flatten())
+        given["sequence_length"].copy_(past + width)
+        given["context_lengths"].copy_(past)
+        given["kv_cache_block_offsets"].copy_(self.cache.offsets(step.first_row, idle)[None])
+        given["spec_decoding_position_offsets"].copy_(depths)
+        given["spec_decoding_packed_mask"].copy_(packed(self._sees[:rows, :width, :width], self.max_tokens))
         self._launch(context)
         return self._logits[: rows * kept].view(rows, kept, -1)[..., : self.spec.vocab_size].clone()
 
     def _prefill(self, step: Step, start: int) -> Tensor:
         """The context phase over a row's tokens, in columns from `start` on; logits [N, V padded]."""
         tokens, kept = step.tokens.shape[1], len(step.keep)
-        given = PlanInputs.new(self.cache, self._pool, CONTEXT, 1, tokens, max(1, kept), self.max_tokens)
+        given = new_inputs(self.cache, self._pool, CONTEXT, 1, tokens, max(1, kept), self.max_tokens)
         offsets = self.cache.host_offsets(step.first_row)[None]
-        given.host_kv_cache_block_offsets.copy_(offsets)
-        given.kv_cache_block_offsets.copy_(to_device(offsets.numpy(), self.device))
-        given.host_past_key_value_lengths.fill_(start + tokens)
-        given.sequence_length.fill_(start + tokens)
-        given.context_lengths.fill_(tokens)
-        given.input_ids.copy_(step.tokens[0])
-        given.position_ids.copy_(step.positions[0])
-        given.last_token_ids.copy_(step.keep + 1 if kept else given.context_lengths)
+        given["host_kv_cache_block_offsets"].copy_(offsets)
+        given["kv_cache_block_offsets"].copy_(to_device(offsets.numpy(), self.device))
+        given["host_past_key_value_lengths"].fill_(start + tokens)
+        given["sequence_length"].fill_(start + tokens)
+        given["context_lengths"].fill_(tokens)
+        given["input_ids"].copy_(step.tokens[0])
+        given["position_ids"].copy_(step.positions[0])
+        given["last_token_ids"].copy_(step.keep + 1 if kept else given["context_lengths"])
         self._bind(self._prompts, given)
         self._launch(self._prompts)
         return self._logits[:kept]
 
     def _bind(self, context: Any, given: PlanInputs) -> None:
-        for name, tensor in given._asdict().items():
+        for name, tensor in given.items():
             shape, address = tuple(tensor.shape), tensor.data_ptr() or self._activations.data_ptr()  # of nothing, none
             accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
             accepted(context.set_tensor_address(name, address), f"address of {name}", hex(address))

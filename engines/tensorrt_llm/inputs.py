@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,89 +17,66 @@ CONTEXT, GENERATION = 0, 1
 """Phases, as `host_request_types` has them."""
 
 
-class PlanInputs(NamedTuple):
-    """The inputs of a plan of one GPU, paged and packed, over R rows of S tokens; int32 where nothing else is said.
+PlanInputs = dict[str, Tensor]
+"""The inputs of a plan of one GPU, paged and packed, over R rows of S tokens; int32 where nothing else is said.
 
-    Those that begin with `host_`, and `spec_decoding_use`, are read on the host when a step is launched. In the context
-    phase the `spec_decoding_` ones have no rows.
+Those that begin with `host_`, and `spec_decoding_use`, are read on the host when a step is launched. In the context
+phase the `spec_decoding_` ones have no rows.
 
-    Attributes:
-        input_ids, position_ids: [R x S]. Rotary positions are those of `spec_decoding_position_offsets`.
-        last_token_ids: [M], tokens whose logits are wanted, counted from 1.
-        sequence_length: [R], columns of each row with this step's.
-        context_lengths, host_context_lengths: [R], in the context phase tokens of the step.
-        host_request_types: [R], `CONTEXT` or `GENERATION`.
-        host_past_key_value_lengths: [R], columns with this step's, of which the largest counts, or more.
-        host_max_attention_window_sizes: [layers], and host_sink_token_length: [1]: all columns are attended to.
-        cache_indirection: [R, 1, columns] for beams of the library, all 0.
-        kv_cache_block_offsets, host_kv_cache_block_offsets: [1, R, 2, blocks], see `BlockPool`.
-        host_kv_cache_pool_pointers: int64 [1, 2]. host_kv_cache_pool_mapping: [layers, 2], pool and layer in it.
-        host_runtime_perf_knobs: int64 [16], -1 for what is left alone; the first, 1, lets blocks of threads share a
-            row's columns. host_context_progress: int64 [1], 0.
-        spec_decoding_generation_lengths: [R], tokens of each row.
-        spec_decoding_position_offsets: [R, S], positions behind the columns before the step.
-        spec_decoding_packed_mask: [R x S, words], bit j of a token's words: it sees the row's token j of this step.
-        spec_decoding_use: [1], whether there are tokens beside the roots.
+    input_ids, position_ids: [R x S]. Rotary positions are those of `spec_decoding_position_offsets`.
+    last_token_ids: [M], tokens whose logits are wanted, counted from 1.
+    sequence_length: [R], columns of each row with this step's.
+    context_lengths, host_context_lengths: [R], in the context phase tokens of the step.
+    host_request_types: [R], `CONTEXT` or `GENERATION`.
+    host_past_key_value_lengths: [R], columns with this step's, of which the largest counts, or more.
+    host_max_attention_window_sizes: [layers], and host_sink_token_length: [1]: all columns are attended to.
+    cache_indirection: [R, 1, columns] for beams of the library, all 0.
+    kv_cache_block_offsets, host_kv_cache_block_offsets: [1, R, 2, blocks], see `BlockPool`.
+    host_kv_cache_pool_pointers: int64 [1, 2]. host_kv_cache_pool_mapping: [layers, 2], pool and layer in it.
+    host_runtime_perf_knobs: int64 [16], -1 for what is left alone; the first, 1, lets blocks of threads share a row's
+        columns. host_context_progress: int64 [1], 0.
+    spec_decoding_generation_lengths: [R], tokens of each row.
+    spec_decoding_position_offsets: [R, S], positions behind the columns before the step.
+    spec_decoding_packed_mask: [R x S, words], bit j of a token's words: it sees the row's token j of this step.
+    spec_decoding_use: [1], whether there are tokens beside the roots.
+"""
+
+
+def new_inputs(cache: BlockPool, pool: int, phase: int, rows: int, tokens: int, kept: int, most: int) -> PlanInputs:
+    """Memory for a launch, filled where nothing depends on the step.
+
+    Args:
+        pool: address of the cache's pool.
+        kept: M, at least 1.
+        most: tokens per row that the plan's masks have room for.
     """
-
-    input_ids: Tensor
-    position_ids: Tensor
-    last_token_ids: Tensor
-    sequence_length: Tensor
-    context_lengths: Tensor
-    host_context_lengths: Tensor
-    host_request_types: Tensor
-    host_past_key_value_lengths: Tensor
-    host_max_attention_window_sizes: Tensor
-    host_sink_token_length: Tensor
-    cache_indirection: Tensor
-    kv_cache_block_offsets: Tensor
-    host_kv_cache_block_offsets: Tensor
-    host_kv_cache_pool_pointers: Tensor
-    host_kv_cache_pool_mapping: Tensor
-    host_runtime_perf_knobs: Tensor
-    host_context_progress: Tensor
-    spec_decoding_generation_lengths: Tensor
-    spec_decoding_position_offsets: Tensor
-    spec_decoding_packed_mask: Tensor
-    spec_decoding_use: Tensor
-
-    @classmethod
-    def new(cls, cache: BlockPool, pool: int, phase: int, rows: int, tokens: int, kept: int, most: int) -> PlanInputs:
-        """Memory for a launch, filled where nothing depends on the step.
-
-        Args:
-            pool: address of the cache's pool.
-            kept: M, at least 1.
-            most: tokens per row that the plan's masks have room for.
-        """
-        host = partial(torch.zeros, dtype=torch.int32)
-        device = partial(host, device=cache.device)
-        layers, blocks, trees = cache.layers, cache.blocks, rows if phase == GENERATION else 0
-        columns = blocks * KV_PAGE
-        return cls(
-            input_ids=device(rows * tokens),
-            position_ids=device(rows * tokens),
-            last_token_ids=device(kept),
-            sequence_length=device(rows),
-            context_lengths=device(rows),
-            host_context_lengths=host(rows).fill_(tokens),
-            host_request_types=host(rows).fill_(phase),
-            host_past_key_value_lengths=host(rows),
-            host_max_attention_window_sizes=host(layers).fill_(columns),
-            host_sink_token_length=host(1),
-            cache_indirection=device(rows, 1, columns),
-            kv_cache_block_offsets=device(1, rows, 2, blocks),
-            host_kv_cache_block_offsets=host(1, rows, 2, blocks),
-            host_kv_cache_pool_pointers=torch.tensor([[pool, 0]]),
-            host_kv_cache_pool_mapping=torch.stack([host(layers), torch.arange(layers, dtype=torch.int32)], 1),
-            host_runtime_perf_knobs=torch.tensor([1, *[-1] * 15]),
-            host_context_progress=torch.zeros(1, dtype=torch.int64),
-            spec_decoding_generation_lengths=device(trees).fill_(tokens),
-            spec_decoding_position_offsets=device(trees, tokens if trees else 1),
-            spec_decoding_packed_mask=device(trees * tokens, mask_words(most)),
-            spec_decoding_use=host(1).fill_(int(trees > 0 and tokens > 1)),
-        )
+    host = partial(torch.zeros, dtype=torch.int32)
+    device = partial(host, device=cache.device)
+    layers, blocks, trees = cache.layers, cache.blocks, rows if phase == GENERATION else 0
+    columns = blocks * KV_PAGE
+    return {
+        "input_ids": device(rows * tokens),
+        "position_ids": device(rows * tokens),
+        "last_token_ids": device(kept),
+        "sequence_length": device(rows),
+        "context_lengths": device(rows),
+        "host_context_lengths": host(rows).fill_(tokens),
+        "host_request_types": host(rows).fill_(phase),
+        "host_past_key_value_lengths": host(rows),
+        "host_max_attention_window_sizes": host(layers).fill_(columns),
+        "host_sink_token_length": host(1),
+        "cache_indirection": device(rows, 1, columns),
+        "kv_cache_block_offsets": device(1, rows, 2, blocks),
+        "host_kv_cache_block_offsets": host(1, rows, 2, blocks),
+        "host_kv_cache_pool_pointers": torch.tensor([[pool, 0]]),
+        "host_kv_cache_pool_mapping": torch.stack([host(layers), torch.arange(layers, dtype=torch.int32)], 1),
+        "host_runtime_perf_knobs": torch.tensor([1, *[-1] * 15]),
+        "host_context_progress": torch.zeros(1, dtype=torch.int64),
+        "spec_decoding_generation_lengths": device(trees).fill_(tokens),
+        "spec_decoding_position_offsets": device(trees, tokens if trees else 1),
+        "spec_decoding_packed_mask": device(trees * tokens, mask_words(most)),
+        "spec_decoding_use": host(1).fill_(int(trees > 0 and tokens > 1)),
+    }
 
 
 def mask_words(most: int) -> int:
@@ -122,7 +99,7 @@ def check_inputs(engine: Any, plan: TensorRtPlan, cache: BlockPool) -> None:
         InvalidInput: it was built otherwise.
     """
     sizes = plan.decode_rows, plan.decode_tokens, 1, plan.decode_tokens
-    ours = PlanInputs.new(cache, 0, GENERATION, *sizes)._asdict()
+    ours = new_inputs(cache, 0, GENERATION, *sizes)
     theirs = {engine.get_tensor_name(at) for at in range(engine.num_io_tensors)} - {"logits"}
     wrong = sorted(theirs ^ ours.keys())
     for name in theirs & ours.keys():
