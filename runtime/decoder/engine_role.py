@@ -53,13 +53,11 @@ class StepInputs(NamedTuple):
     Attributes:
         arrays: tokens and positions, int64 [R, S]; write_at, int64 [R]; mask, bool [R, 1, S, L]; on the host.
         step: of these arrays, or of what they are copied to.
-        logits: float32 [R, N, V] on the host, what the step gives; None where that has another type or width.
         device: where it runs on one.
     """
 
     arrays: tuple[npt.NDArray[Any], ...]
     step: Step
-    logits: Floats | None
     device: DeviceStep | None = None
 
 
@@ -150,11 +148,11 @@ class EngineRole:
                 self._kept_on = now
         sizes = padded, tokens, length, first
         found = self._kept.find(sizes, lambda: self._new_inputs(*sizes))
-        if padded == rows or found.logits is None:
+        if padded == rows:
             return found
         for values, idle in zip(found.arrays, (0, 0, self.engine.spec.capacity, False), strict=True):
             values[rows:] = idle  # they write behind the capacity
-        return found._replace(arrays=tuple(values[:rows] for values in found.arrays), logits=found.logits[:rows])
+        return found._replace(arrays=tuple(values[:rows] for values in found.arrays))
 
     def _new_inputs(self, rows: int, tokens: int, length: int, first: int) -> StepInputs:
         def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -167,12 +165,11 @@ class EngineRole:
         arrays = tuple(x.numpy() for x in given)
         if not self._on_device:
             out = self._logits.view_like(like(rows, len(keep), spec.vocab_size, dtype=spec.torch_dtype))
-            plain = out.dtype == torch.float32 and spec.vocab_size == self.vocab_size
-            return StepInputs(arrays, Step(*given, keep, out=out), out.numpy() if plain else None)
+            return StepInputs(arrays, Step(*given, keep, out=out))
         placed, logits = self._placed.bytes(len(memory)), like(rows, len(keep), self.vocab_size, dtype=torch.float32)
         given, read = views(sizes, placed), self._read.view_like(logits)
         on_device = DeviceStep(memory, placed, self._logits.view_like(logits), read, {})
-        return StepInputs(arrays, Step(*given, keep), read.numpy(), on_device)
+        return StepInputs(arrays, Step(*given, keep), on_device)
 
     def run(self, inputs: StepInputs, drafted: int = 0) -> Floats:
         """Run a step; the logits, float32 [R, N, vocab_size] on the host, until the next one.
@@ -183,12 +180,10 @@ class EngineRole:
         if self.engine.max_tokens is None:
             drafted = 0  # such engines' steps are the same, so one graph serves all levels
         step = replace(inputs.step, drafted=drafted) if drafted else inputs.step
-        if inputs.device and inputs.logits is not None:
+        if inputs.device:
             self._run_on_device(step, inputs.device)
-            return inputs.logits
+            return inputs.device.read.numpy()[: len(inputs.arrays[0])]
         logits = self.engine.enqueue(step)
-        if logits is step.out and inputs.logits is not None:
-            return inputs.logits
         if logits.shape[2] != self.vocab_size or logits.dtype != torch.float32:
             shape = (*logits.shape[:2], self.vocab_size)
             plain: Tensor = self._read.view_like(torch.empty(shape, dtype=torch.float32, device="meta"))
