@@ -34,11 +34,6 @@ class BlockInput(NamedTuple):
     is_kept: Sequence[bool]
     drafts: Sequence[Sequence[Sequence[int]]] = ()
 
-    @property
-    def constrained(self) -> bool:
-        """Whether some row's logits are changed by its constraint."""
-        return any(constraint is not None for constraint in self.constraints)
-
 
 class Block(NamedTuple):
     """The outcome of a block of R rows, as the output reads it.

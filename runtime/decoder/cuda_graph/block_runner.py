@@ -71,7 +71,7 @@ class CudaGraphRunner:
 
     def eager_reason(self, given: BlockInput) -> str | None:
         """Why a batch's block runs on the host; None if it is captured."""
-        if given.constrained:
+        if any(given.constraints):
             return "constraints are followed on the host"
         for p in given.params:
             if p.drafts and not p.uses_model:
