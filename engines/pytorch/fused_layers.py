@@ -86,8 +86,9 @@ class RmsNorm(torch.nn.Module):
         """
         weight = getattr(module, "weight", None)
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        is_vector = isinstance(weight, torch.nn.Parameter) and weight.dim() == 1
-        if not is_vector or not isinstance(eps, float) or len(module._parameters) > 1:
+        if not isinstance(weight, torch.nn.Parameter) or weight.dim() != 1:
+            return None
+        if not isinstance(eps, float) or len(module._parameters) > 1:
             return None
         random = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
         random = random.to(weight.device, weight.dtype)
