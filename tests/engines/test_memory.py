@@ -47,14 +47,6 @@ def test_a_size_that_holds_no_row_is_refused_with_the_size_one_takes(pair_folder
     assert caught.value.field == "memory"
 
 
-def test_more_rows_than_exported_run_together(pair_folders: Callable[[str], Path]) -> None:
-    wide = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=11))
-    prompts = [[3 + i, 9, 27] for i in range(11)]
-    together = wide.generate(prompts)
-    assert wide.loop.totals.queue.to_dict()["count"] == 11
-    assert all(r.finish_reason in ("stop", "length") for r in together)
-
-
 @pytest.mark.parametrize(
     ("text", "size"), [(5, 5), ("5", 5), ("1KiB", 1024), ("1.5 GB", 3 * 2**29), ("2g", 2**31), ("7MiB", 7 * 2**20)]
 )

@@ -47,18 +47,6 @@ def test_blocks_are_the_same_on_two_threads_at_once_and_in_a_fork(blocks: list[s
         assert forked.apply_async(digests).get(timeout=PATIENCE) == blocks
 
 
-def test_forbidden_tokens_count_as_those_that_a_filter_removes() -> None:
-    for temperature in (0.0, 1.0):
-        whole = requests({"top_k": 0, "top_p": 1.0, "temperature": temperature})
-        filtered = requests({"top_k": 10, "top_p": 1.0, "temperature": temperature})
-        for seed in range(20):
-            _, free = run_block(whole, "few allowed", seed)
-            _, kept = run_block(filtered, "few allowed", seed)
-            assert np.array_equal(free.tokens, kept.tokens)
-            assert np.array_equal(free.lengths, kept.lengths)
-            assert free.finite.all()
-
-
 def copied(folder: Path) -> Path:
     shutil.copytree(PACKAGE, folder / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
     return folder

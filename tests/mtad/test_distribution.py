@@ -100,13 +100,6 @@ def test_min_p_at_its_boundary_keeps_the_token() -> None:
         assert len(filtered(logits, min_p=min_p)[0]) == kept
 
 
-def test_tokens_without_weight_are_not_kept_though_fewer_are_left_than_asked() -> None:
-    logits = np.array([-math.inf, 10.0, -math.inf, 0.0, -math.inf, -math.inf], np.float32)
-    for asked in ({}, {"top_p": 0.99999}, {"min_p": 1e-5}):
-        assert filtered(logits, top_k=4, **asked)[0].tolist() == [1, 3]
-        assert filtered(logits, top_k=4, temperature=0.01, **asked)[0].tolist() == [1]
-
-
 @pytest.mark.parametrize("asked", FILTERS, ids=str)
 def test_logits_that_are_no_distribution_give_a_single_nan(asked: dict[str, Any]) -> None:
     for size, bad in itertools.product((1, 5, 65, 130), (math.nan, math.inf, -math.inf)):

@@ -262,13 +262,6 @@ def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
         _check_resources(ClusterOptions(1, replica_gpus=1.0), {"CPU": 2.0})
 
 
-@pytest.mark.parametrize(
-    "body", [b"[" * 100_000, b'{"prompt": ' + b"[" * 100_000, b'{"messages": [' + b"{}," * 300_000 + b"{}]}", b"\xff"]
-)
-def test_a_body_that_is_no_request_is_left_to_a_replica(body: bytes) -> None:
-    assert prefix_keys(body) == []
-
-
 def test_a_prompt_leads_to_the_replica_that_keeps_it_for_the_same_client_only() -> None:
     def keys(key: str = "", **more: str) -> list[bytes]:
         return prefix_keys(json.dumps({"prompt": "x" * 1000, **more}).encode(), key)

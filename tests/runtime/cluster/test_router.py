@@ -27,8 +27,10 @@ def test_keys_stand_for_all_the_text_up_to_them() -> None:
     first, second = (prefix_keys(json.dumps({"messages": one}).encode()) for one in (chat, more))
     assert second[: len(first)] == first != []
     assert prefix_keys(json.dumps({"prompt": [1] * 400}).encode())
-    for nothing in (b"", b"[", b"[1]", b"{}", b'{"prompt": ""}', b'{"prompt": {"a": 1}}', b"\xff"):
-        assert prefix_keys(nothing) == []
+    deep = b"[" * 100_000
+    nothing = deep, b'{"prompt": ' + deep, b'{"messages": [' + b"{}," * 300_000 + b"{}]}"
+    for body in (*nothing, b"", b"[", b"[1]", b"{}", b'{"prompt": ""}', b'{"prompt": {"a": 1}}', b"\xff"):
+        assert prefix_keys(body) == [], "a body that is no request is left to a replica"
 
 
 def test_the_longest_known_beginning_decides_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

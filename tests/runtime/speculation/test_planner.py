@@ -131,22 +131,14 @@ def test_drafts_end_when_texts_stop_being_predictable_and_come_back() -> None:
         assert usual == (8 if rate > 0.5 else 0)
 
 
-def test_fixed_requests_keep_their_own_parameters() -> None:
-    fixed, planner, world = replace(BEAMS, draft_len=3), Planner(), World(cpu)
-    texts = texts_of(fixed, PLAIN, CHAIN)
-    for _ in range(50):
-        used = world.block(planner, texts, 0.1)
-        assert used[0] is fixed
-        assert used[1] is PLAIN
-
-
 def test_drafts_that_follow_the_load_ride_along_with_a_fixed_one() -> None:
     """A block has the length of its longest row; being drafted as far costs the others nothing."""
     planner, world = Planner(), World(cpu)
-    fixed, *others = texts_of(replace(CHAIN, draft_len=8), *[CHAIN] * 7)
+    fixed, plain, *others = texts_of(replace(CHAIN, draft_len=8), PLAIN, *[CHAIN] * 7)
     for _ in range(60):
-        used = world.block(planner, [fixed, *others], 0.7)
-    assert min(params.drafted for params in used) >= 8
+        used = world.block(planner, [fixed, plain, *others], 0.7)
+    assert (used[0], used[1]) == (fixed.params, PLAIN), "and it keeps its own parameters"
+    assert min(params.drafted for params in used[2:]) >= 8
     for _ in range(200):
         used = world.block(planner, others, 0.3)
     assert max(params.drafted for params in used) < 8

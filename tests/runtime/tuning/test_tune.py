@@ -178,7 +178,10 @@ def test_figures_are_those_of_the_same_requests(exported: Path) -> None:
     spent, tokens = (sum(getattr(r.statistics, name) for r in results) for name in ("divergence_spent", "tokens"))
     assert points[1].figures["TV of method"][0] == pytest.approx(spent / tokens)
     assert spent > 0
-    assert [line.endswith(" -") for line in tuning.table(points).splitlines()] == [False, True, False]
+    head, *rows = tuning.table(points).splitlines()
+    for name in ("tokens/s", "perplexity x sample", "distinct-2 x sample", "tokens per pass", "TV of filters"):
+        assert name in head
+    assert [row.endswith(" -") for row in rows] == [True, False]
 
 
 def test_the_error_of_a_mean_over_prompts_is_its_standard_error() -> None:
@@ -275,6 +278,9 @@ def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothi
     """What was tuned before is replaced, not built upon."""
     write_tuning(pair, {"temperature": 0.5, "draft_len": 8}, {})
     before = (pair / "pair.json").read_bytes()
+    monkeypatch.setattr(tuning, "measure", measured_as(lambda own: point(), []))
+    assert tune("--method", "block,mtad").out.splitlines()[-1].startswith("kept ")
+    assert (pair / "pair.json").read_bytes() == before
     bases: list[DecodingParams] = []
 
     def measured(llm: Any, examples: Any, base: DecodingParams, values: Any, *_: Any) -> list[Point]:
@@ -295,20 +301,6 @@ def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothi
     report = values["tuning"]
     assert (report["quality_loss"], report["prompts"]) == (0, 3)
     assert len(report["figures"]) == 2 + 2, "those of the search, and those that were compared"
-
-
-@pytest.mark.slow
-def test_a_real_pair_is_tuned_and_the_last_line_says_what_was_done(tune: Run, pair: Path) -> None:
-    before = (pair / "pair.json").read_bytes()
-    code, out, err = tune("--quality-loss", "0.1", "--method", "block,mtad")
-    assert code == 0, err
-    lines = out.splitlines()
-    for head in ("tokens/s", "perplexity x sample", "distinct-2 x sample", "tokens per pass", "TV of filters"):
-        assert head in lines[0]
-    assert sorted(line.split()[:2] for line in lines[1:3]) == [["block", "2"], ["block", "4"]]
-    assert lines[-1].startswith("changed to ") == ((pair / "pair.json").read_bytes() != before)
-    assert lines[-1].startswith("kept ") == ((pair / "pair.json").read_bytes() == before)
-    assert LLM(pair, RuntimeConfig(threads=1)).generate("SELECT")[0].token_ids
 
 
 @pytest.mark.parametrize(
