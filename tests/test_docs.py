@@ -25,7 +25,7 @@ from engines.kinds import Kind
 from export.options import ExportOptions
 from export.pair import export_pair
 from mtad import LLM, RuntimeConfig
-from mtad.methods import METHODS, REMOVED
+from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.commands import generate
 from runtime.commands.main import COMMANDS
@@ -144,12 +144,6 @@ def test_every_front_door_describes_every_method(
         assert "".join(f"{name}: {method.help}".split()) in helped
         assert f"{name}: {method.help}" in offered["description"]
     assert set(METHODS) == set(offered["anyOf"][0]["enum"])
-
-
-def test_the_page_of_the_methods_says_what_to_use_instead_of_one_that_left() -> None:
-    text = " ".join((DOCS / "methods.md").read_text().split())
-    for name, instead in REMOVED.items():
-        assert re.search(f"`{instead.split()[0]}`[^,.]* instead of `{name}`", text), name
 
 
 def test_the_example_of_a_new_engine_works(

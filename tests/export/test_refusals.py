@@ -235,9 +235,8 @@ class TestOpening:
     @pytest.mark.parametrize(("name", "value"), [("rows", 2), ("capacity", 128)])
     def test_engines_that_disagree_are_refused(self, pair_copy: Path, name: str, value: int) -> None:
         change_json(pair_copy / "auxiliary" / "engine.json", **{name: value})
-        with pytest.raises(InvalidInput) as caught:
+        with pytest.raises(InvalidInput, match=f"^{name}[ :]"):
             open_pair(pair_copy)
-        assert caught.value.field == name
 
     def test_a_folder_that_is_no_pair_is_refused(self, tmp_path: Path) -> None:
         for folder, words in ((tmp_path, "no pair.json"), (tmp_path / "nowhere", "no such folder")):

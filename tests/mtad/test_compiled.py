@@ -11,11 +11,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import mtad
-from tests.support.block_digest import digests, requests, run_block
+from tests.support.block_digest import digests
 from tests.support.waiting import PATIENCE
 
 REPOSITORY, PACKAGE = Path(__file__).parents[2], Path(mtad.__file__).parent

@@ -87,15 +87,13 @@ REALS = [name for name, hint in get_type_hints(DecodingParams).items() if "float
 @pytest.mark.parametrize("value", [1e-300, -1e-300, 1e-46, -1e-46, 1e39, -1e39, 1e308, -1e308, 10**400])
 @pytest.mark.parametrize("field", REALS)
 def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field: str, value: float) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
         DecodingParams.from_dict({field: {3: value} if field == "logit_bias" else value})
-    assert caught.value.field == field
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match="^gamma[ :]"):
         DecodingParams.from_dict({"gamma": 4})
-    assert caught.value.field == "gamma"
     with pytest.raises(InvalidInput, match="draft_len"):
         DecodingParams.from_dict({"speculation": "adaptive"})
 
@@ -159,9 +157,8 @@ def test_sizes_follow_the_method(method: str) -> None:
 
 
 def test_the_weight_of_an_ensemble_is_at_most_1() -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match="^accept_threshold[ :]"):
         DecodingParams(method="ensemble", accept_threshold=1.1)
-    assert caught.value.field == "accept_threshold"
 
 
 def test_draft_len_cuts_a_branching_draft() -> None:

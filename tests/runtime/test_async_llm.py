@@ -15,7 +15,6 @@ import pytest
 from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.async_llm import AsyncLLM, EngineStopped
-from runtime.output.stream import OutputDelta, Stream
 from runtime.scheduler.request import RequestFailed
 from tests.support.integrity import check_engine
 from tests.support.waiting import PATIENCE, Gate, own, until
@@ -108,9 +107,8 @@ async def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
             ("n", "S", replace(BASE, n=9)),
             ("params", "S", {"max_tokens": 3}),
         ]:
-            with pytest.raises(InvalidInput) as caught:
+            with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
                 await engine.submit(prompt, params)  # type: ignore[arg-type]
-            assert caught.value.field == field
         with pytest.raises(CapacityExceeded):
             await engine.submit("word " * 1000, BASE)
         with pytest.raises(InvalidInput, match="priority"):
@@ -122,9 +120,8 @@ def test_options_of_what_is_made_already_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidInput, match="config"):
         AsyncLLM(llm, RuntimeConfig(rows=2))
     for name, value in {"rows": 2, "memory": "1GiB", "threads": 1}.items():
-        with pytest.raises(InvalidInput) as caught:
+        with pytest.raises(InvalidInput, match=f"^{name}[ :]"):
             LLM(llm.pair, RuntimeConfig(**{name: value}))  # type: ignore[arg-type]
-        assert caught.value.field == name
 
 
 def test_a_request_whose_prompt_is_being_stored_runs_and_the_queue_is_never_longer_than_its_limit(llm: LLM) -> None:

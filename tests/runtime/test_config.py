@@ -36,9 +36,8 @@ def test_every_option_is_described_once(config: type) -> None:
     ],
 )
 def test_an_unusable_option_is_named(values: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
         RuntimeConfig(**values)
-    assert caught.value.field == field
 
 
 def test_options_of_the_command_line_are_the_fields() -> None:

@@ -173,23 +173,6 @@ def test_an_end_of_sequence_inside_a_block_ends_the_text_there(llm: LLM, method:
     assert cut or not params.drafts, "no text ended inside a block, so nothing was tested"
 
 
-@every_method
-def test_a_stop_string_anywhere_cuts_the_text_before_its_first_occurrence(llm: LLM, method: str) -> None:
-    params = replace(BASE, method=method, accept_threshold=0.0, max_tokens=30)
-    free = llm.generate(PROMPTS[2], params)[0]
-    pieces = [free.text[at : at + size] for size in (1, 2, 5) for at in range(0, len(free.text) - size, 5)]
-    stops = [piece for piece in pieces if "\ufffd" not in piece]
-    results = llm.generate([PROMPTS[2]] * len(stops), [replace(params, stop=stop) for stop in stops])
-    for stop, result in zip(stops, results, strict=True):
-        assert result.text == free.text[: free.text.index(stop)]
-        assert result.finish_reason == "stop"
-        assert result.token_ids == free.token_ids[: len(result.token_ids)]
-        before = llm.pair.tokenizer.decode(result.token_ids[:-1], skip_special_tokens=True)
-        assert stop not in before, "a token follows the stop string"
-    if params.drafts:
-        assert any(r.statistics.accepted + r.statistics.target_passes > r.statistics.tokens for r in results)
-
-
 @pytest.mark.parametrize("pair_folder", ["onnx"], indirect=True)
 @pytest.mark.parametrize(
     "method", [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]

@@ -7,15 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from mtad import LLM, DecodingParams
 from scripts.demo import dataset
 from scripts.demo.dataset import matches
 from scripts.paths import DEMO
-from tests.support.chi_square import p_value
-from tests.support.law import filtered
 
 CHECKPOINTS = DEMO / "pair"
 BASE = DecodingParams(top_k=10, top_p=0.9, max_tokens=96)

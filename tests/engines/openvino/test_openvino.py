@@ -25,7 +25,7 @@ from engines.openvino.graph import computes_bfloat16
 from engines.placement import ONE_CORE, Placement
 from export.onnx.folding import TRANSPOSED
 from export.quantization.weight_only import block_size, quantize_graph
-from export.verification.verify import TOLERANCE, expect, verify, verify_activations
+from export.verification.verify import expect, verify_activations
 from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
 from runtime import pair
@@ -296,9 +296,8 @@ def test_lossless_methods_keep_the_distribution_of_the_target_in_the_fewest_bits
     ],
 )
 def test_options_that_do_not_go_together_are_refused_by_name(folder: Path, config: RuntimeConfig, field: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
         LLM(folder, config)
-    assert refused.value.field == field
 
 
 @pytest.mark.parametrize(

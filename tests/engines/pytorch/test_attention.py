@@ -212,9 +212,8 @@ def test_a_text_is_the_one_that_torchs_attention_gives(pair_folders: Callable[[s
 def test_an_attention_that_a_pair_does_not_have_is_refused(
     pair_folders: Callable[[str], Path], format: str, name: str
 ) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match="^attention[ :]"):
         LLM(pair_folders(format), RuntimeConfig(attention=name))
-    assert caught.value.field == "attention"
 
 
 def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

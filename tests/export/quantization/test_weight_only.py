@@ -156,7 +156,6 @@ def test_a_rows_logits_depend_on_the_batch_by_no_more_than_rounding(
 
 
 class TestReport:
-
     def test_logits_and_perplexity_are_the_checkpoints(
         self, family_checkpoint: Callable[[str], Checkpoint], family_engine: Callable[[str], Path]
     ) -> None:

@@ -14,8 +14,6 @@ from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer, asks_of, constrained
 from tests.support.checkpoints import make_tokenizer
 from tests.support.constrained import FREE, Asked, letters
-from tests.support.hostile import AMBIGUOUS
-from tests.support.mock_models import Running, finish, mock_pair
 
 
 @pytest.fixture(scope="module")
@@ -68,25 +66,6 @@ def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_dr
     with pytest.raises(InvalidInput, match=r"no token can follow the first 2") as failed:
         other.advance([1, 2, 0])
     assert failed.value.field == "regex"
-
-
-def test_a_grammar_that_takes_long_to_follow_ends_its_request_and_no_other(constrainer: Constrainer) -> None:
-    asks: list[Asked] = [{"grammar": AMBIGUOUS, "min_tokens": 190}, {"regex": "[a-c ]{60}"}]
-    together, alone = (
-        [
-            Running(mock_pair(seed, 300, 2.0, 0.3), params, seed, constrainer.constraint(params, ()))
-            for seed, params in enumerate(replace(FREE, method="mmtad", **ask) for ask in asks)
-        ]
-        for _ in range(2)
-    )
-    finish(together, 300, [0])
-    finish(alone[1:], 300, [0])
-    ended = together[0].failed
-    assert ended is not None
-    assert ended.field == "grammar"
-    assert "Too many items" in ended.problem or "too long to follow" in ended.problem
-    assert together[1].failed is None
-    assert together[1].text == alone[1].text
 
 
 def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -73,12 +74,21 @@ def test_an_incomplete_character_is_shown_when_the_text_ends(tokenizer: Tokenize
     assert run(tokenizer, [*tokens, *pieces(tokenizer, EOS)])[0].text == "xa\ufffd"
 
 
-@pytest.mark.parametrize("kind", ["special", "ordinary"])
-def test_the_end_of_sequence_token_ends_the_text_and_is_not_in_it(tokenizer: Tokenizer, kind: str) -> None:
-    [eos] = pieces(tokenizer, EOS if kind == "special" else "abc")
-    tokens = [*pieces(tokenizer, "x", "y"), eos, *pieces(tokenizer, "z")]
-    request, _, reason = run(tokenizer, tokens, eos=eos)
+@pytest.mark.parametrize("kind", ["special", "ordinary", "stop token"])
+def test_the_token_that_ends_the_text_is_not_in_it(tokenizer: Tokenizer, kind: str) -> None:
+    [end] = pieces(tokenizer, EOS if kind == "special" else "abc")
+    tokens = [*pieces(tokenizer, "x", "y"), end, *pieces(tokenizer, "z")]
+    given: dict[str, Any] = {"stop_token_ids": (end,)} if kind == "stop token" else {"eos": end}
+    request, _, reason = run(tokenizer, tokens, **given)
     assert (request.text, request.tokens, reason) == ("xy", tokens[:3], "stop")
+
+
+def test_nothing_that_a_request_asks_to_stop_at_counts_before_its_fewest_tokens(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("x;y;z").ids
+    both: list[dict[str, Any]] = [{"stop": ";"}, {"stop_token_ids": (tokens[1],)}]
+    for asked in both:
+        request, _, reason = run(tokenizer, tokens, min_tokens=3, **asked)
+        assert (request.text, reason) == ("x;y", "stop")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +113,11 @@ def test_a_stop_string_cuts_the_text_where_it_begins(
     assert (request.text, request.tokens) == (left, tokens[:used])
     assert all(left.startswith(text) for text in texts), "no part of a stop string is ever shown"
     assert reason == (None if left == text else "stop")
+    found = min((one for one in stop if text.startswith(one, len(left))), key=len, default="")
+    assert run(tokenizer, tokens, stop=stop, include_stop_str_in_output=True)[0].text == left + found
+    at_once, params = Request(0, [1], request.params, seed=0), request.params
+    assert Detokenizer(tokenizer, frozenset(), params).append(at_once, tokens) == reason, "a block of all of them"
+    assert (at_once.text, at_once.tokens) == (request.text, request.tokens)
 
 
 def test_what_may_yet_become_a_stop_string_is_held_back_and_nothing_more(tokenizer: Tokenizer) -> None:

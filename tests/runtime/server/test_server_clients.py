@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,22 +105,6 @@ def test_a_request_without_max_tokens_gets_what_fits(server: LiveServer, plain: 
     assert len(alone.token_ids) == answer["usage"]["completion_tokens"], "in Python as over HTTP"
     _, _, models = call(server, "GET", "/v1/models")
     assert models["data"][0]["mtad"]["parameters"]["max_tokens"]["default"] is None
-
-
-def test_stop_strings_and_tokens_end_the_text_as_asked(plain: LLM) -> None:
-    params = DecodingParams(max_tokens=24, seed=4, ignore_eos=True, draft_len=4)
-    whole = plain.generate("SELECT", params)[0]
-    stop = whole.text[5:8]
-    for kept, end in ((False, whole.text.index(stop)), (True, whole.text.index(stop) + len(stop))):
-        asked = replace(params, stop=(stop, stop + "#"), include_stop_str_in_output=kept)
-        result = plain.generate("SELECT", asked)[0]
-        assert (result.text, result.finish_reason) == (whole.text[:end], "stop")
-    token = whole.token_ids[9]
-    result = plain.generate("SELECT", replace(params, stop_token_ids=(token,)))[0]
-    assert result.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
-    assert result.finish_reason == "stop"
-    late = replace(params, stop_token_ids=(token,), min_tokens=24)
-    assert len(plain.generate("SELECT", late)[0].token_ids) == 24
 
 
 def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(server: LiveServer) -> None:

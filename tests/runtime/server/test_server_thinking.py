@@ -50,13 +50,6 @@ def test_thoughts_are_apart_from_the_answer_whole_and_streamed(server: LiveServe
     assert "".join(delta.content or "" for delta in chunks) == expected.answer
 
 
-def test_a_grammar_holds_for_the_answer_alone(server: LiveServer) -> None:
-    asked = {**THINKING, "regex": "[a-z]{3,8}"}
-    message = server.client.chat.completions.create(**ASKED, extra_body=asked).choices[0].message
-    assert message.content.isalpha()
-    assert message.reasoning_content
-
-
 def test_the_template_is_told_how_much_to_think(server: LiveServer, plain: LLM) -> None:
     def prompt(**given: Any) -> str:
         asked = {**ASKED, "max_tokens": 1, "return_token_ids": True, **given}

@@ -43,16 +43,6 @@ def test_every_decoding_parameter_is_an_input_under_one_name_or_more() -> None:
         assert len({one.name for one in tensors}) == len(tensors)
 
 
-def test_names_of_tensorrt_llm_are_kept() -> None:
-    bls = (
-        "text_input max_tokens bad_words stop_words exclude_input_in_output end_id pad_id top_k top_p temperature "
-        "length_penalty repetition_penalty min_tokens presence_penalty frequency_penalty seed return_log_probs "
-        "return_context_logits return_generation_logits num_return_sequences beam_width stream num_draft_tokens "
-        "use_draft_logits return_perf_metrics return_num_input_tokens return_num_output_tokens"
-    )
-    assert set(bls.split()) <= {one.name for one in INPUTS}
-
-
 def test_a_32_bit_float_is_the_decimal_that_was_meant() -> None:
     for value in (0.7, 0.1, 1e-3, 1.0, 0.85):
         tensors = {"text_input": text("x"), "temperature": np.array([[max(value, 0.1)]], np.float32)}
@@ -85,9 +75,8 @@ def test_what_a_request_leaves_out_is_the_pairs() -> None:
     ],
 )
 def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
         read(tensors, DEFAULTS, (0,))
-    assert caught.value.field == field
 
 
 def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
@@ -121,9 +110,8 @@ def test_the_command_has_every_option_of_the_engine() -> None:
 def test_a_wrong_option_is_named(content: str, field: str, tmp_path: Path) -> None:
     file = tmp_path / "model.yaml"
     file.write_text(content)
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
         read_options(file)
-    assert caught.value.field == field
 
 
 def test_a_directory_is_replaced_only_where_it_is_ours_and_that_is_asked(

@@ -255,9 +255,8 @@ def test_the_same_export_keeps_a_tuning_and_another_one_does_not_drop_it_silentl
 @pytest.mark.parametrize("name", ["defaults", "tuned", "costs"])
 def test_a_damaged_tuning_is_refused_by_name(pair: Path, name: str) -> None:
     write_json(pair / "pair.json", {**read_json(pair, "pair.json"), name: 3})
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match=f"^pair.json {name}[ :]"):
         write_tuning(pair, {}, {})
-    assert caught.value.field == f"pair.json {name}"
 
 
 @pytest.fixture
