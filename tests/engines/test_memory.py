@@ -42,9 +42,8 @@ def test_a_size_gives_the_rows_that_fit_it(pair_folders: Callable[[str], Path], 
 
 def test_a_size_that_holds_no_row_is_refused_with_the_size_one_takes(pair_folders: Callable[[str], Path]) -> None:
     need = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, rows=1)).memory.total
-    with pytest.raises(InvalidInput, match=f"weights and one row take {format_bytes(need)}") as caught:
+    with pytest.raises(InvalidInput, match=f"^memory .*weights and one row take {format_bytes(need)}"):
         LLM(pair_folders("onnx"), RuntimeConfig(memory=need - 1))
-    assert caught.value.field == "memory"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class TestFolder:
         mine = tmp_path / "pair" / "mine" if kind == "folder" else tmp_path / "pair"
         mine.parent.mkdir(exist_ok=True)
         mine.write_text("precious")
-        with pytest.raises(InvalidInput, match="^pair[ :]"):
+        with pytest.raises(InvalidInput, match=r"^pair[ :]"):
             export(overwrite=True)
         assert mine.read_text() == "precious"
 

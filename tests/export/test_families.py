@@ -183,9 +183,8 @@ class TestRefusal:
         self, kind: str, tmp_path: Path
     ) -> None:
         chunked = Llama4TextConfig(**GROUPED, num_hidden_layers=1, head_dim=16, attention_chunk_size=256)
-        with pytest.raises(InvalidInput, match="256 positions") as caught:
+        with pytest.raises(InvalidInput, match=r"^capacity .*256 positions"):
             self.export(tmp_path, chunked if kind == "llama-4" else FAMILIES[kind](1), capacity=384)
-        assert caught.value.field == "capacity"
 
     @pytest.mark.parametrize(
         ("config", "words"),

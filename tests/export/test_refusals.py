@@ -38,24 +38,20 @@ class TestRefusal:
     @pytest.mark.parametrize(
         ("field", "values", "words"),
         [
-            ("rows", {"rows": 0}, None),
-            ("capacity", {"capacity": 100}, None),
-            ("capacity", {"capacity": 576}, None),
-            ("precision", {"precision": "int3"}, None),
-            ("auxiliary_precision", {"auxiliary_precision": "fp32"}, None),
-            ("to", {"format": "gguf"}, None),
-            ("drafts", {"defaults": {"drafts": 3}}, None),
-            ("draft_len", {"defaults": {"draft_len": 0}}, None),
-            ("target", {"target": "/no/such/folder"}, None),
+            ("rows", {"rows": 0}, ""),
+            ("capacity", {"capacity": 100}, ""),
+            ("capacity", {"capacity": 576}, ""),
+            ("precision", {"precision": "int3"}, ""),
+            ("auxiliary_precision", {"auxiliary_precision": "fp32"}, ""),
+            ("to", {"format": "gguf"}, ""),
+            ("drafts", {"defaults": {"drafts": 3}}, ""),
+            ("draft_len", {"defaults": {"draft_len": 0}}, ""),
+            ("target", {"target": "/no/such/folder"}, ""),
             ("auxiliary", {"auxiliary": str(HERE)}, "a file, not a folder"),
-            ("precision", {"precision": "int8", "calibration": HERE}, None),
-            ("calibration", {**ONNX, "calibration": HERE}, None),
-            ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, None),
-            (
-                "precision",
-                {**STATIC, "compute_capabilities": ["8.6", "12.0"]},
-                "8.6 does not support it; 8.9",
-            ),
+            ("precision", {"precision": "int8", "calibration": HERE}, ""),
+            ("calibration", {**ONNX, "calibration": HERE}, ""),
+            ("calibration", {**ONNX, "precision": "int8", "calibration": Path("missing")}, ""),
+            ("precision", {**STATIC, "compute_capabilities": ["8.6", "12.0"]}, "8.6 does not support it; 8.9"),
             ("precision", {**STATIC, **ONNX, "compute_capabilities": []}, "needs --to tensorrt or tensorrt-rtx"),
             ("precision", {**STATIC, "attention": "decomposed"}, "needs --to tensorrt .*decomposed"),
             ("auxiliary_precision", {**STATIC, "auxiliary_precision": "int8"}, "needs --to onnx"),
@@ -70,11 +66,10 @@ class TestRefusal:
         ],
     )
     def test_bad_options_are_refused_by_name_before_anything_is_written(
-        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any], words: str | None
+        self, export: Callable[..., bool], tmp_path: Path, field: str, values: dict[str, Any], words: str
     ) -> None:
-        with pytest.raises(InvalidInput, match=words) as caught:
+        with pytest.raises(InvalidInput, match=f"^{field}[ :].*{words}"):
             export(**values)
-        assert caught.value.field == field
         assert names(tmp_path) == set()
 
     @pytest.mark.parametrize(
@@ -87,9 +82,8 @@ class TestRefusal:
             raise error
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-        with pytest.raises(InvalidInput, match="no such folder, and the hub") as caught:
+        with pytest.raises(InvalidInput, match=r"^target = 'owner/name': no such folder, and the hub"):
             export(target="owner/name")
-        assert (caught.value.field, caught.value.value) == ("target", "owner/name")
 
     def test_a_revision_goes_to_the_hub_and_is_refused_for_a_folder(
         self, export: Callable[..., bool], checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
@@ -104,9 +98,8 @@ class TestRefusal:
         plan_pair(ExportOptions("owner/name", str(checkpoints[1]), revision="v2"))
         assert asked == [("owner/name", "v2")]
         for name in ("revision", "auxiliary_revision"):
-            with pytest.raises(InvalidInput, match="local folder") as caught:
+            with pytest.raises(InvalidInput, match=f"^{name} .*local folder"):
                 export(**{name: "v2"})
-            assert caught.value.field == name
 
     @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
     def test_another_architecture_is_refused_by_name(
@@ -140,9 +133,8 @@ class TestRefusal:
         self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None], words: str
     ) -> None:
         damage(checkpoint)
-        with pytest.raises(InvalidInput, match=words) as caught:
+        with pytest.raises(InvalidInput, match=f"^target .*({words})"):
             export(target=str(checkpoint))
-        assert caught.value.field == "target"
         assert names(tmp_path) == {"checkpoint"}
 
     def test_a_model_that_is_no_graph_is_refused_in_the_words_of_the_cause(

@@ -92,7 +92,7 @@ def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match="^gamma[ :]"):
+    with pytest.raises(InvalidInput, match=r"^gamma[ :]"):
         DecodingParams.from_dict({"gamma": 4})
     with pytest.raises(InvalidInput, match="draft_len"):
         DecodingParams.from_dict({"speculation": "adaptive"})
@@ -100,9 +100,8 @@ def test_an_unknown_field_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("method", REMOVED)
 def test_a_method_that_has_left_is_refused_with_what_to_use_instead(method: str) -> None:
-    with pytest.raises(InvalidInput, match=REMOVED[method]) as caught:
+    with pytest.raises(InvalidInput, match=f"^method .*{REMOVED[method]}"):
         DecodingParams(method=method)
-    assert caught.value.field == "method"
     assert REMOVED[method].split()[0] in METHODS
 
 
@@ -157,7 +156,7 @@ def test_sizes_follow_the_method(method: str) -> None:
 
 
 def test_the_weight_of_an_ensemble_is_at_most_1() -> None:
-    with pytest.raises(InvalidInput, match="^accept_threshold[ :]"):
+    with pytest.raises(InvalidInput, match=r"^accept_threshold[ :]"):
         DecodingParams(method="ensemble", accept_threshold=1.1)
 
 

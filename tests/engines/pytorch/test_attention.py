@@ -212,7 +212,7 @@ def test_a_text_is_the_one_that_torchs_attention_gives(pair_folders: Callable[[s
 def test_an_attention_that_a_pair_does_not_have_is_refused(
     pair_folders: Callable[[str], Path], format: str, name: str
 ) -> None:
-    with pytest.raises(InvalidInput, match="^attention[ :]"):
+    with pytest.raises(InvalidInput, match=r"^attention[ :]"):
         LLM(pair_folders(format), RuntimeConfig(attention=name))
 
 

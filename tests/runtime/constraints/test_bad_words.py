@@ -43,9 +43,8 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it_as_in_vllm() -> 
 
 def test_a_word_without_tokens_is_refused_by_name() -> None:
     maker = Constrainer(letters("ab"), 3, [0])
-    with pytest.raises(InvalidInput, match="no tokens") as refused:
+    with pytest.raises(InvalidInput, match=r"^bad_words = 'zz': .*no tokens"):
         maker.check(DecodingParams(bad_words=("a", "zz")))
-    assert (refused.value.field, refused.value.value) == ("bad_words", "zz")
 
 
 def test_a_grammar_that_a_bad_word_leaves_no_token_fails_if_taken_and_is_harmless_in_a_draft() -> None:
@@ -56,6 +55,5 @@ def test_a_grammar_that_a_bad_word_leaves_no_token_fails_if_taken_and_is_harmles
     allowed = constraint.follower.allowed
     masks = [np.unpackbits(allowed(path), bitorder="little")[:4].tolist() for path in ((), (1,), (1, 2), (1, 1))]
     assert masks == [[0, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
-    with pytest.raises(InvalidInput, match="no other token can follow the first 2") as failed:
+    with pytest.raises(InvalidInput, match=r"^bad_words .*no other token can follow the first 2"):
         constraint.advance([1, 2, 0])
-    assert failed.value.field == "bad_words"

@@ -63,9 +63,8 @@ def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_dr
     constraint.advance([1, 2, 0])
     other = maker.constraint(params, ())
     assert other is not None
-    with pytest.raises(InvalidInput, match=r"no token can follow the first 2") as failed:
+    with pytest.raises(InvalidInput, match=r"^regex .*no token can follow the first 2"):
         other.advance([1, 2, 0])
-    assert failed.value.field == "regex"
 
 
 def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
