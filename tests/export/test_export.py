@@ -102,7 +102,9 @@ class TestGraph:
 
 
 class TestFolder:
-    def test_engines_say_what_they_are(self, pair_folder: Path, checkpoints: tuple[Path, Path]) -> None:
+    def test_engines_say_what_they_are_and_the_pair_what_both_share_and_nothing_else_is_there(
+        self, pair_folder: Path
+    ) -> None:
         spec = read_spec(pair_folder / "target")
         assert json.loads((pair_folder / "target" / "engine.json").read_text())["version"] == 1
         assert (spec.architecture, spec.format, spec.dtype) == ("LlamaForCausalLM", pair_folder.name, "float32")
@@ -111,13 +113,9 @@ class TestFolder:
         assert len(spec.checkpoint_hash) == 64
         assert spec.checkpoint_hash != read_spec(pair_folder / "auxiliary").checkpoint_hash
         assert {"python", "mtad", "torch", "transformers", "onnx", "onnxscript"} == spec.versions.keys()
-
-    def test_the_pair_says_which_vocabulary_both_share(self, pair_folder: Path) -> None:
         pair = json.loads((pair_folder / "pair.json").read_text())
-        assert pair["vocab_size"] == 300 < read_spec(pair_folder / "auxiliary").vocab_size
-        assert pair["defaults"] == {}
-
-    def test_nothing_else_is_in_it(self, pair_folder: Path) -> None:
+        assert (pair["vocab_size"], pair["defaults"]) == (300, {})
+        assert read_spec(pair_folder / "auxiliary").vocab_size > 300
         assert names(pair_folder) == {"target", "auxiliary", "pair.json"}
         assert not [path for path in pair_folder.parent.iterdir() if path.name.startswith(".")]
 

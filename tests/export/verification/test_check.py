@@ -110,27 +110,6 @@ class TestCommand:
         outcome = run("check", pair_folders("torch") / "target", "--checkpoint", other)
         assert outcome.code == 1
 
-    @pytest.mark.parametrize(
-        ("words", "arguments"),
-        [
-            ("no such folder", ["nowhere"]),
-            ("no engine.json", ["."]),
-            ("engines of different models", ["{engine}", "{narrow}"]),
-            ("not both", ["{engine}", "{engine}", "--checkpoint", "x"]),
-            ("no such folder", ["{engine}", "--checkpoint", "/no/such"]),
-            ("is not a pair folder", ["{pair}", "{engine}"]),
-            ("tolerance", ["{engine}", "--tolerance", "nan"]),
-        ],
-    )
-    def test_bad_input_is_one_line(
-        self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path, words: str, arguments: list[str]
-    ) -> None:
-        pair = pair_folders("torch")
-        narrow = Path(shutil.copytree(pair / "target", tmp_path / "narrow"))
-        change_json(narrow / "engine.json", vocab_size=299)
-        names = {"pair": pair, "engine": pair / "target", "narrow": narrow}
-        assert_refused(run("check", *(argument.format(**names) for argument in arguments)), "check", words)
-
     def test_a_checkpoint_that_changed_or_is_unknown_is_refused(
         self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path
     ) -> None:

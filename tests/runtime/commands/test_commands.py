@@ -89,21 +89,6 @@ def test_help_shows_ten_options_and_the_rest_on_demand(run: Run, command: str) -
     assert all(f"\n{title}:\n" in every for title in ("where it runs", *(DECODING if command != "serve" else ())))
 
 
-@pytest.mark.parametrize(
-    ("words", "arguments"),
-    [
-        ("--gamma", ["--gamma", "4"]),
-        ("--method = ", ["--method", "medusa"]),
-        ("--branching", ["--branching", "2,x"]),
-        ("--max-tokens = ", ["--max-tokens", "100000"]),
-        ("cannot be read", ["--file", "/no/such/prompt"]),
-        ("prompt", ["word " * 500]),
-    ],
-)
-def test_generate_refuses_bad_input_in_one_line(run: Run, pair: Path, words: str, arguments: list[str]) -> None:
-    assert_refused(run("generate", pair, "S", *arguments), "generate", words)
-
-
 def test_what_breaks_while_generating_is_one_line_and_exit_code_1(
     run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,9 +112,7 @@ def test_generate_refuses_prompts_that_are_no_text(run: Run, pair: Path, tmp_pat
     assert_refused(run("generate", pair, stdin=b""), "generate", "prompt")
 
 
-def test_generate_refuses_folders_that_are_no_pair(run: Run, tmp_path: Path) -> None:
-    assert_refused(run("generate"), "generate", "pair")
-    assert_refused(run("generate", tmp_path, "S"), "generate", "no pair.json")
+def test_a_folder_of_pairs_is_refused_with_their_names(run: Run, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "pair.json").touch()
@@ -159,26 +142,3 @@ def test_export_prints_the_folder_and_again_does_nothing(
         assert (outcome.code, outcome.out) == (0, f"{tmp_path / 'pair'}\n")
     generated = run("generate", tmp_path / "pair", "S", "--json", "--ignore-eos", "--threads", "1")
     assert json.loads(generated.out)["statistics"]["tokens"] == 5
-
-
-@pytest.mark.parametrize(
-    ("words", "arguments"),
-    [
-        ("--quantise", ["--quantise"]),
-        ("rows", ["--rows", "0"]),
-        ("defaults", ["--defaults", "{"]),
-        ("no config.json", ["--auxiliary", "."]),
-    ],
-)
-def test_export_refuses_bad_input_in_one_line_and_writes_nothing(
-    run: Run,
-    checkpoints: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    arguments: list[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = run("export", *export_options(checkpoints, tmp_path / "pair"), *arguments)
-    assert_refused(outcome, "export", words)
-    assert list(tmp_path.iterdir()) == []

@@ -49,10 +49,6 @@ class TestInspect:
             found = json.loads(run("inspect", pair).out)
             assert (found["tuned"], found["defaults"]) == (True, {"draft_len": 3})  # also by an earlier release
 
-    def test_what_is_no_folder_of_ours_is_one_line(self, run: Run, tmp_path: Path) -> None:
-        assert_refused(run("inspect", tmp_path / "nowhere"), "inspect", "no such folder")
-        assert_refused(run("inspect", tmp_path), "inspect", "no engine.json")
-
 
 class TestDryRun:
     @pytest.fixture

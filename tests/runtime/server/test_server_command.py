@@ -14,7 +14,7 @@ from openai import APIStatusError, OpenAI
 from mtad import LLM, DecodingParams
 from mtad.errors import InvalidInput
 from runtime.server.uvicorn_server import bind
-from tests.support.commands import Run, assert_refused
+from tests.support.commands import Run
 from tests.support.held import Hold
 from tests.support.live_server import Process
 from tests.support.waiting import PATIENCE, until
@@ -72,29 +72,6 @@ def test_the_real_pair_is_served_and_sigterm_drains(
     client.close()
     assert server.process.wait(PATIENCE) == 0, server.log
     assert "Traceback" not in server.log
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("nowhere",), "no such folder"),
-        (("a-pair", "--api-key", "a key"), "api-key = '***'"),
-        (("a-pair", "--api-key-file", "nowhere"), "api-key-file"),
-        (("a-pair", "--max-body", "big"), "give bytes"),
-        (("a-pair", "--port", "99999"), "port = 99999"),
-        (("nowhere", "--port", "0", "--replicas", "2"), "no such folder"),
-        (("a-pair", "--port", "0", "--max-replicas", "2"), "only with --replicas"),
-        (("a-pair", "--host", "192.0.2.1"), "192.0.2.1:8000"),
-        (("a-pair", "--host", "no such host"), "no such host:8000"),
-    ],
-)
-def test_a_bad_option_is_one_line(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "a-pair").mkdir()
-    (tmp_path / "a-pair" / "pair.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    assert_refused(run("serve", *arguments), "serve", message)
 
 
 def test_a_port_in_use_is_refused_before_the_engines_are_opened() -> None:

@@ -142,11 +142,7 @@ def test_both_answers_are_shown_token_by_token_and_the_race_ends_with_its_senten
     expect(page.locator("#tip")).to_contain_text(f"p {rejected.p:.3f}, q {rejected.q:.3f}")
     page.keyboard.press("Escape")
     expect(page.locator("#tip")).to_be_hidden()
-
-
-def test_a_replay_shows_what_was_rejected_for_a_moment(page: Page) -> None:
-    race(page, **FIELDS)
-    page.click("#replay")
+    page.click("#replay")  # shows what was rejected for a moment
     expect(page.locator("#drafted [data-ghost]").first).to_be_attached()
     expect(page.locator("#verdict")).to_contain_text("passes instead of 60, ")
     expect(page.locator("[data-ghost]")).to_have_count(0)
@@ -167,13 +163,20 @@ def test_every_parameter_can_be_given_and_its_default_is_shown(server: LiveServe
     assert "Number of beams in the draft" in page.inner_text("#help")
 
 
-def test_an_error_is_shown_in_the_servers_words(page: Page) -> None:
+def test_an_error_is_shown_in_the_servers_words_and_a_refused_message_stays_in_its_field(page: Page) -> None:
     race(page, draft_len="99")
     expect(page.locator("#error")).to_contain_text("draft_len = 99")
     give(page, draft_len="many")
     page.click("#start")
     expect(page.locator("#error")).to_contain_text("draft_len")
     expect(page.locator("#start")).to_be_enabled()
+    page.click("#chat-tab")
+    give(page, draft_len="99")
+    page.fill("#message", "How many")
+    page.click("#send")
+    expect(page.locator("#error")).to_contain_text("draft_len = 99")
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.locator("#message")).to_have_value("How many")
 
 
 def test_stopping_cancels_the_request(plain: LLM, browser: Browser) -> None:
@@ -219,16 +222,6 @@ def test_a_chat_keeps_the_conversation_as_far_as_it_fits(plain: LLM, page: Page)
     assert page.locator("#error").is_hidden()
     page.click("#clear")
     expect(page.locator(".message")).to_have_count(0)
-
-
-def test_a_message_that_is_refused_stays_in_its_field(page: Page) -> None:
-    page.click("#chat-tab")
-    give(page, draft_len="99")
-    page.fill("#message", "How many")
-    page.click("#send")
-    expect(page.locator("#error")).to_contain_text("draft_len = 99")
-    expect(page.locator(".message")).to_have_count(0)
-    expect(page.locator("#message")).to_have_value("How many")
 
 
 def test_text_of_a_model_is_text_alone(page: Page) -> None:

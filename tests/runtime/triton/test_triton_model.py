@@ -26,7 +26,7 @@ from runtime.triton.repository import write_model
 from runtime.triton.request import read
 from runtime.triton.service import TritonService
 from runtime.triton.tensors import INPUTS, OUTPUTS
-from tests.support.commands import Run, assert_refused
+from tests.support.commands import Run
 from tests.support.integrity import check_engine
 from tests.support.waiting import PATIENCE, Deadlines, Gate, own, until
 
@@ -148,31 +148,6 @@ def test_a_copy_can_be_moved(tmp_path: Path, pair_folders: Callable[[str], Path]
     options = read_options(moved / "1" / "model.yaml")
     assert not Path(options.pair).is_absolute()
     assert LLM(moved / "1" / options.pair, RuntimeConfig(threads=1)).pair.vocab_size > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("nowhere", "models"), "no such pair folder"),
-        (("PAIR", "PAIR/models"), "inside the pair folder"),
-        (("PAIR", "models", "--model", "../x"), "model = '../x'"),
-        (("PAIR", "models", "--environment", "nowhere"), "environment = 'nowhere'"),
-        (("PAIR", "models", "--rows", "x"), "argument --rows"),
-        (("PAIR", "models", "--rows", "0"), "rows = 0"),
-    ],
-)
-def test_a_bad_option_is_one_line(
-    arguments: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    pair_folders: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    run: Run,
-) -> None:
-    given = [one.replace("PAIR", str(pair_folders("onnx"))) for one in arguments]
-    monkeypatch.chdir(tmp_path)
-    assert_refused(run("triton", *given), "triton", message)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_writes_a_directory(tmp_path: Path, pair_folders: Callable[[str], Path], run: Run) -> None:

@@ -300,30 +300,3 @@ def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothi
     report = values["tuning"]
     assert (report["quality_loss"], report["prompts"]) == (0, 3)
     assert len(report["figures"]) == 2 + 2, "those of the search, and those that were compared"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (["--method", "medusa"], "--method"),
-        (["--method", "block,medusa"], "--method"),
-        (["--quality-loss", "-0.1"], "--quality-loss"),
-        (["--params", "{"], "argument --params:"),
-        (["--params", '{"beam_width": 2}'], "--params"),
-        (["--prompts", "/no/such/file"], "--prompts"),
-    ],
-)
-def test_bad_input_is_one_line_and_changes_nothing(tune: Run, pair: Path, arguments: list[str], field: str) -> None:
-    before = (pair / "pair.json").read_bytes()
-    code, out, err = tune(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"mtad tune: error: {field} "), err
-    assert err.count("\n") == 1
-    assert (pair / "pair.json").read_bytes() == before
-
-
-def test_a_single_prompt_is_refused(tune: Run, tmp_path: Path) -> None:
-    """No error can be given for it."""
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "SELECT"}\n')
-    code, _, err = tune()
-    assert (code, err.count("mtad tune: error: --prompts")) == (2, 1)

@@ -1,0 +1,96 @@
+"""Whatever is wrong with a command line is one line on stderr that names it, and exit code 2; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Run, assert_refused
+
+EXPORT = "export new --target TARGET --auxiliary AUXILIARY"
+TORCH, WORKER = f"{EXPORT} --rows 2 --capacity 128 --to torch", f"{EXPORT} --to tensorrt-llm-worker"
+TUNE = "tune PAIR --prompts prompts.jsonl --threads 1 --method mtad"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("generate", "pair"),
+        ("generate empty S", "no pair.json"),
+        ("generate PAIR S --gamma 4", "--gamma"),
+        ("generate PAIR S --method medusa", "--method = "),
+        ("generate PAIR S --branching 2,x", "--branching"),
+        ("generate PAIR S --max-tokens 100000", "--max-tokens = "),
+        ("generate PAIR S --file /no/such/prompt", "cannot be read"),
+        ("generate PAIR S LONG", "prompt"),
+        ("inspect nowhere", "no such folder"),
+        ("inspect empty", "no engine.json"),
+        ("check nowhere", "no such folder"),
+        ("check empty", "no engine.json"),
+        ("check PAIR/target PAIR/auxiliary", "engines of different models"),
+        ("check PAIR/target PAIR/target --checkpoint x", "not both"),
+        ("check PAIR/target --checkpoint /no/such", "no such folder"),
+        ("check PAIR PAIR/target", "is not a pair folder"),
+        ("check PAIR/target --tolerance nan", "tolerance"),
+        (f"{TORCH} --quantise", "--quantise"),
+        (f"{TORCH} --rows 0", "rows"),
+        (f"{TORCH} --defaults {{", "defaults"),
+        (f"{TORCH} --auxiliary empty", "no config.json"),
+        (f"{WORKER} --rows 4", "leave it out"),
+        (f"{WORKER} --precision int4", "leave it out"),
+        (f"{WORKER} --revision main", "leave it out"),
+        (f"{WORKER} --dry-run", "leave it out"),
+        (f"{WORKER} --defaults '{{\"method\": \"mtad\", \"beam_width\": 4}}'", "beam_width = "),
+        (f'{WORKER} --defaults \'{{"method": "mmtad"}}\'', "method = "),
+        (f'{WORKER} --defaults \'{{"method": "mtad", "draft_len": "auto"}}\'', "draft_len = "),
+        ("serve nowhere", "no such folder"),
+        ("serve any --api-key 'a key'", "api-key = '***'"),
+        ("serve any --api-key-file nowhere", "api-key-file"),
+        ("serve any --max-body big", "give bytes"),
+        ("serve any --port 99999", "port = 99999"),
+        ("serve nowhere --port 0 --replicas 2", "no such folder"),
+        ("serve any --port 0 --max-replicas 2", "only with --replicas"),
+        ("serve any --host 192.0.2.1", "192.0.2.1:8000"),
+        ("serve any --host 'no such host'", "no such host:8000"),
+        ("triton nowhere models", "no such pair folder"),
+        ("triton PAIR PAIR/models", "inside the pair folder"),
+        ("triton PAIR models --model ../x", "model = '../x'"),
+        ("triton PAIR models --environment nowhere", "environment = 'nowhere'"),
+        ("triton PAIR models --rows x", "argument --rows"),
+        ("triton PAIR models --rows 0", "rows = 0"),
+        (f"{TUNE} --method medusa", "--method"),
+        (f"{TUNE} --method block,medusa", "--method"),
+        (f"{TUNE} --quality-loss -0.1", "--quality-loss"),
+        (f"{TUNE} --params {{", "argument --params:"),
+        (f"{TUNE} --params '{{\"beam_width\": 2}}'", "--params"),
+        (f"{TUNE} --prompts /no/such/file", "--prompts"),
+        (f"{TUNE} --prompts one.jsonl", "--prompts"),  # no error could be given for a single prompt
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(
+    line: str,
+    words: str,
+    run: Run,
+    pair_folders: Callable[[str], Path],
+    checkpoints: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "any"):
+        Path(folder).mkdir()
+    Path("any", "pair.json").write_text("{}")
+    for file, count in (("one", 1), ("prompts", 3)):
+        Path(f"{file}.jsonl").write_text(f"{json.dumps({'prompt': 'SELECT'})}\n" * count)
+    names = dict(zip(("TARGET", "AUXILIARY"), map(str, checkpoints), strict=True))
+    names |= {"PAIR": str(pair_folders("torch")), "LONG": "word " * 500}
+    arguments = shlex.split(line)
+    for name, value in names.items():
+        arguments = [one.replace(name, value) for one in arguments]
+    before = sorted(tmp_path.rglob("*"))
+    assert_refused(run(*arguments), arguments[0], words)
+    assert sorted(tmp_path.rglob("*")) == before
