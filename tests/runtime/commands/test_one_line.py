@@ -44,7 +44,7 @@ TUNE = "tune PAIR --prompts prompts.jsonl --threads 1 --method mtad"
         (f"{WORKER} --precision int4", "leave it out"),
         (f"{WORKER} --revision main", "leave it out"),
         (f"{WORKER} --dry-run", "leave it out"),
-        (f"{WORKER} --defaults '{{\"method\": \"mtad\", \"beam_width\": 4}}'", "beam_width = "),
+        (f'{WORKER} --defaults \'{{"method": "mtad", "beam_width": 4}}\'', "beam_width = "),
         (f'{WORKER} --defaults \'{{"method": "mmtad"}}\'', "method = "),
         (f'{WORKER} --defaults \'{{"method": "mtad", "draft_len": "auto"}}\'', "draft_len = "),
         ("serve nowhere", "no such folder"),

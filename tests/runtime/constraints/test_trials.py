@@ -69,9 +69,7 @@ def children(process: int) -> list[str]:
     [
         ("chained references", 20.0, "nested or chained too deeply"),
         pytest.param("chained rules", 20.0, "nested or chained too deeply", marks=pytest.mark.slow),
-        pytest.param("chained terminals", 20.0, "nested or chained too deeply", marks=pytest.mark.slow),
         pytest.param("many terminals", 0.2, "longer than 0.2 s", marks=pytest.mark.slow),
-        pytest.param("pattern properties", 0.2, "longer than 0.2 s", marks=pytest.mark.slow),
     ],
 )
 async def test_what_breaks_the_compiler_is_refused_by_name_and_the_next_grammar_is_compiled(

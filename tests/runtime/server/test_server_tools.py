@@ -35,6 +35,9 @@ TEMPLATE = (
 MESSAGES: Any = [{"role": "user", "content": "How warm?"}]
 MADE = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"unit": "C"}'}}
 ASKED: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "seed": 3, "max_tokens": 90}
+LISTED = {"role": "assistant", "tool_calls": [MADE | {"function": {"name": "f", "arguments": "[1]"}}]}
+TEXT = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+"""A call with arguments, and a function with parameters, that are no object."""
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +92,8 @@ def test_calls_and_their_results_are_given_to_the_template(server: LiveServer, p
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
-            "tools[0].function.parameters",
-        ),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}]}, "tools"),
         ({"tools": TOOLS * 65}, "tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
@@ -104,20 +102,13 @@ def test_calls_and_their_results_are_given_to_the_template(server: LiveServer, p
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": TOOLS, "regex": "a"}, "regex"),
         ({"functions": [{}]}, "functions"),
-        (
-            {
-                "messages": [
-                    {"role": "assistant", "tool_calls": [MADE | {"function": {"name": "f", "arguments": "[1]"}}]}
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-        ),
+        ({"tools": [TEXT]}, "tools[0].function.parameters"),
+        ({"messages": [LISTED]}, "messages[0].tool_calls[0].function.arguments"),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused_by_field(body: dict[str, Any], param: str, server: LiveServer) -> None:
-    status, _, answer = call(
-        server, "POST", "/v1/chat/completions", {"model": MODEL, "messages": MESSAGES, "max_tokens": 2, **body}
-    )
+    given = {"model": MODEL, "messages": MESSAGES, "max_tokens": 2, **body}
+    status, _, answer = call(server, "POST", "/v1/chat/completions", given)
     assert (status, answer["error"]["param"]) == (400, param), answer
     assert "Lark" not in answer["error"]["message"]
 

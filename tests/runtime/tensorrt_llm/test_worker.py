@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.tensorrt_llm import worker as ours
 from tests.support import fake_spec_worker as fake
-from tests.support.commands import Outcome, Run
+from tests.support.commands import Run
 from tests.support.mock_engine import VOCAB
 
 PARAMS = DecodingParams(method="mtad", beam_width=1, draft_len=3, accept_threshold=0.3)
