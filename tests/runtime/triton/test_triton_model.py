@@ -31,6 +31,7 @@ from tests.support.integrity import check_engine
 from tests.support.waiting import PATIENCE, Deadlines, Gate, own, until
 
 DEFAULTS = DecodingParams()
+TWO = np.array([[2]])
 
 
 def text(*values: str) -> Any:
@@ -60,6 +61,10 @@ def test_what_a_request_leaves_out_is_the_pairs() -> None:
 @pytest.mark.parametrize(
     ("tensors", "field"),
     [
+        ({"max_tokens": np.array([[5]], np.int32)}, "text_input"),
+        ({"text_input": text("a"), "accept_threshold": np.array([[-1.0]], np.float32)}, "accept_threshold"),
+        ({"text_input": text("a"), "stop": text("a"), "stop_words": text("b")}, "stop_words"),
+        ({"text_input": text("a"), "return_context_logits": np.array([[True]])}, "return_context_logits"),
         ({"text_input": text("a", "b")}, "text_input"),
         ({"text_input": np.array([[b"\xff"]], np.object_)}, "text_input"),
         ({"text_input": text("a"), "temperature": np.zeros((1, 2), np.float32)}, "temperature"),
@@ -68,10 +73,7 @@ def test_what_a_request_leaves_out_is_the_pairs() -> None:
         ({"text_input": text("a"), "json_schema": text("{}"), "regex": text("a")}, "grammar"),
         ({"text_input": text("a"), "input_ids": np.array([[1]], np.int32)}, "text_input"),
         ({"text_input": text("a"), "logit_bias": text("{")}, "logit_bias"),
-        (
-            {"text_input": text("a"), "num_draft_tokens": np.array([[2]]), "draft_len": np.array([[3]])},
-            "num_draft_tokens",
-        ),
+        ({"text_input": text("a"), "num_draft_tokens": TWO, "draft_len": TWO}, "num_draft_tokens"),
     ],
 )
 def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> None:
