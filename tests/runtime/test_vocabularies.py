@@ -53,14 +53,11 @@ def checkpoints(shared: Path, traced_once: None) -> tuple[Path, Path]:
     return folder / "target", folder / "auxiliary"
 
 
-@pytest.fixture(
-    scope="module", params=["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cpu", "openvino"))]
-)
+@pytest.fixture(scope="module", params=["torch", pytest.param("onnx", marks=pytest.mark.slow)])
 def llm(request: pytest.FixtureRequest, checkpoints: tuple[Path, Path], shared: Path) -> Iterator[LLM]:
-    """The pair on each engine."""
-    format = "torch" if request.param == "torch" else "onnx"
-    compute = "float32" if request.param == "openvino" else None
-    config = CONFIG if format == "torch" else replace(CONFIG, provider=request.param, compute=compute)
+    """The pair on pages, and on OpenVINO, whose columns are an account."""
+    format = request.param
+    config = CONFIG if format == "torch" else replace(CONFIG, provider="openvino", compute="float32")
 
     def write(folder: Path) -> None:
         export_pair(folder, ExportOptions(*map(str, checkpoints), rows=4, capacity=256, format=format))

@@ -62,7 +62,6 @@ class Plan:
         self.model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self.tokens, self.columns = tokens, columns
         self.pool: Callable[[], Tensor] = lambda: torch.empty(0)
-
         self.contexts: list[Context] = []
         config, words, blocks = self.model.config, -(-tokens // 32), -(-columns // KV_PAGE)
         layers, most, all_tokens = config.num_hidden_layers, max(prefill, rows * tokens), rows * tokens
@@ -150,7 +149,6 @@ class Context:
         if not self._memory or self._shapes.keys() != self._plan.bounds.keys():
             return False
         given = {name: self._read(name, shape) for name, shape in self._shapes.items()}
-
         check_values(given, self._plan)
         device = {name: torch.from_numpy(value) for name, value in given.items() if not name.startswith(HOST)}
         logits = run(self._plan, device, {name: value for name, value in given.items() if name.startswith(HOST)})

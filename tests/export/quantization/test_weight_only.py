@@ -41,6 +41,9 @@ from tests.support.steps import alone_and_together, some_tokens
 
 KINDS = ("opt", "phi-3", "gemma-2", "gpt-2", "tied")
 """Gemm with biases, fused weights, soft caps, matrices that are stored transposed, tied embeddings."""
+every_kind = pytest.mark.parametrize(
+    ("family", "precision"), [*((family, "int4") for family in KINDS), ("opt", "int8"), ("tied", "int8")]
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +75,7 @@ def reference_of(checkpoint: Checkpoint, path: Path) -> tuple[PreTrainedModel, W
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "precision"), [*((family, "int4") for family in KINDS), ("opt", "int8"), ("tied", "int8")]
-)
+@every_kind
 def test_computed_in_float32_the_graph_is_the_checkpoint_with_the_same_weights(
     family: str,
     precision: str,
@@ -90,8 +91,7 @@ def test_computed_in_float32_the_graph_is_the_checkpoint_with_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", QUANTIZED)
-@pytest.mark.parametrize("family", KINDS)
+@every_kind
 def test_quantised_activations_stay_near_the_checkpoint_with_the_same_weights(
     family: str, precision: str, family_checkpoint: Callable[[str], Checkpoint], quantized: Callable[[str, str], Path]
 ) -> None:
@@ -130,8 +130,7 @@ def test_a_quantised_weight_is_within_half_a_step_of_the_checkpoints(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", WEIGHT_ONLY)
-@pytest.mark.parametrize("family", KINDS)
+@every_kind
 def test_every_matrix_but_the_embedding_is_quantised(
     family: str, precision: str, quantized: Callable[[str, str], Path]
 ) -> None:

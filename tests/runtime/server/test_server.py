@@ -88,7 +88,7 @@ def test_temperature_zero_is_greedy_unless_a_lossy_method_is_named_and_answers_s
     assert "".join(chunk.choices[0].text for chunk in streamed.parse()) == expected[0]
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", ["sample", "traversal", "mmtad"])
 def test_a_stream_says_how_its_tokens_came_about(method: str, plain: LLM, server: LiveServer) -> None:
     asked: Any = {"method": method, "draft_len": 4, "top_k": 0, "draft_details": True}
     params = replace(BASE, max_tokens=40, temperature=1.3, top_p=1.0, **asked)
@@ -109,8 +109,7 @@ def test_a_stream_says_how_its_tokens_came_about(method: str, plain: LLM, server
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
     assert sum(choice["mtad"]["accepted"] for choice in choices) == result.statistics.accepted
     assert sum(choice["mtad"]["drafted"] for choice in choices) == result.statistics.drafted
-    if method in ("speculative", "mtad", "mmtad"):
-        assert result.statistics.accepted > 0
+    assert (result.statistics.accepted > 0) == (method != "sample")
     for choice in choices:
         if choice["mtad"]["drafted"]:
             assert choice["mtad"]["tokens"] - choice["mtad"]["accepted"] in (0, 1), "at most one bonus token per block"

@@ -13,7 +13,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.capture import Recorder
-from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.decoder.buckets import Buckets
 from tests.runtime.test_schedules import CAPACITY, alone
@@ -21,8 +20,6 @@ from tests.support.device_loop import Device, input_of, pool
 from tests.support.mock_engine import CapturableMock, MockEngine, PagedMock
 from tests.support.quick_filters import quick_filters
 from tests.support.replayed import NoReads, ReplayRecorder
-
-CAPTURED = [name for name, method in METHODS.items() if method.captured]
 
 
 @pytest.fixture(autouse=True)
@@ -48,30 +45,26 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("seed", "engine", "count"),
-    [
-        pytest.param(0, CapturableMock, 7, marks=pytest.mark.slow),
-        pytest.param(1, PagedMock, 7, marks=pytest.mark.slow),
-        (3, partial(PagedMock, pages=6), 4),
-    ],
+    ("seed", "engine"),
+    [pytest.param(0, CapturableMock, marks=pytest.mark.slow), (3, partial(PagedMock, pages=6))],
 )
 def test_recorded_blocks_give_every_request_the_tokens_it_gets_alone_on_the_host(
-    seed: int, engine: Callable[..., MockEngine], count: int
+    seed: int, engine: Callable[..., MockEngine]
 ) -> None:
     """Methods mixed; rows join and leave; prompts are stored beside padded rows; several lengths of masks."""
     chance = random.Random(seed)
     sizes = chance.choice([3, 4, 6]), ReplayRecorder(), chance.choice([3, 64]), chance.choice([0, 256])
     device = Device(*sizes, engine)
-    chosen = chance.sample(pool(), count)
+    chosen = chance.sample(pool(), 4)
     found = device.generate([entry[:2] for entry in chosen], chance)
     for request, (_, params, tokens, log_probs) in zip(found, chosen, strict=True):
         assert request.tokens == tokens, params
         assert request.log_probs == pytest.approx(log_probs, abs=1e-5)
     assert not device.blocks.unrecorded
-    assert device.recorder.replayed > device.blocks.recorded > count // 4  # type: ignore[attr-defined]
+    assert device.recorder.replayed > device.blocks.recorded > 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("method", CAPTURED)
+@pytest.mark.parametrize("method", ["sample", "mmtad"])
 @pytest.mark.slow
 def test_the_host_waits_once_a_block_and_reads_one_copy(method: str) -> None:
     rows, asked = 3, DecodingParams(method=method, draft_len=2, beam_width=2, draft_confidence=0.1)
@@ -166,9 +159,9 @@ def test_prepared_blocks_are_not_recorded_when_they_come(recorder: Callable[[], 
 
 @pytest.mark.slow
 def test_a_padded_row_writes_behind_the_capacity_only() -> None:
-    """Row 3 of four is padding, and holds a prompt that is being stored."""
+    """Row 3 of four is padding, and holds a prompt that is being stored. A chain, beams, and graphs of steps."""
     device = Device(4, ReplayRecorder())
-    for method in [*CAPTURED, "traversal"]:
+    for method in ("block", "mmtad", "traversal"):
         for engine in (device.auxiliary, device.target):
             engine.cache.kv.normal_()
         before = [engine.cache.kv[:, :, 3, :, :CAPACITY].clone() for engine in (device.auxiliary, device.target)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -22,7 +24,8 @@ TARGET, AUXILIARY = 32, 16
 """Layers of Llama-3.1-8B and of Llama-3.2-1B; heads are as many, and narrower."""
 
 
-def engine_of(layers: int, fused: bool) -> TorchEngine:
+@cache
+def engine_of(role: str, layers: int, fused: bool) -> TorchEngine:
     """A Llama of random weights, on the GPU that computes nothing."""
     mode, gpu = fake_gpu()
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16, "hidden_size": 32}
@@ -39,7 +42,7 @@ def engine_of(layers: int, fused: bool) -> TorchEngine:
 def counts_of(method: str, layers: tuple[int, int], fused: bool) -> int:
     """Launches of a block of one row, of a pair with so many layers."""
     mode, gpu = fake_gpu()
-    target, auxiliary = (engine_of(count, fused) for count in layers)
+    target, auxiliary = (engine_of(*given, fused) for given in zip(("target", "auxiliary"), layers, strict=True))
     given = BlockInput([DecodingParams(method=method, draft_len=4)], [(1, 2)], [9], [(0, 0)], [None], [True])
     key = Key.of(given, Buckets(1, CAPACITY, reads_mask=False))
     with mode, torch.inference_mode():
