@@ -109,9 +109,8 @@ def test_packed_matrices_are_what_their_library_says(method: str, tmp_path: Path
 @pytest.mark.slow
 def test_int4_takes_packed_matrices_over_and_rounds_nothing_again(tmp_path: Path, calibration: Path, run: Run) -> None:
     expected = write_packed(tmp_path / "packed", *FORMS["awq"])
-    checkpoints = ("--target", tmp_path / "packed", "--auxiliary", make_checkpoint(tmp_path / "auxiliary", seed=2))
-    precision = ("--precision", "int4", "--auxiliary-precision", "float32", "--calibration", calibration)
-    assert run("export", tmp_path / "pair", *checkpoints, *precision).code == 0
+    options = ("--precision", "int4", "--calibration", calibration)
+    assert run("export", tmp_path / "pair", "--target", tmp_path / "packed", *options).code == 0
     report = json.loads((tmp_path / "pair" / "target" / "quantization.json").read_text())
     assert (report["text"]["file"], report["text"]["bundled"]) == (calibration.name, False)
     matrices = dequantized(tmp_path / "pair" / "target" / "model.onnx")

@@ -71,8 +71,8 @@ def test_logits_that_are_not_numbers_are_different(onnx_copy: Path, run: Run) ->
 def test_half_precision_is_within_its_own_tolerance_and_not_within_single(
     pair_folders: Callable[[str], Path], checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    target = str(checkpoints[0])
-    export_pair(tmp_path / "half", ExportOptions(target, target, rows=2, capacity=128, precision="float16"))
+    options = ExportOptions(str(checkpoints[0]), rows=2, capacity=128, precision="float16")
+    export_pair(tmp_path / "half", options)
     half, single = tmp_path / "half" / "target", pair_folders("onnx") / "target"
     for found in (check(half), check(half, single), check(single, half)):
         assert found.same

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -271,20 +270,6 @@ def test_a_full_queue_is_unavailable_and_not_a_loss(place: Place, server: Triton
             served += read()
     assert all("wait" in message for message in refused)
     assert served == 8 * (50 - len(refused)) > 0
-
-
-def test_a_client_that_hangs_up_ends_its_stream(place: Place, server: TritonServer) -> None:
-    """HTTP as well: the server notices when it next writes."""
-    until(lambda: figure(server, "mtad_requests_running") == 0)
-    before = figure(server, "mtad_requests_total", reason="cancelled")
-    body = json.dumps({**LONG, "stream": True}).encode()
-    head = f"POST {GENERATE}_stream HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    with place.hold(0.2):
-        with socket.create_connection(("127.0.0.1", server.http)) as connection:
-            connection.sendall(head.encode() + body)
-            connection.recv(1000)
-        until(lambda: figure(server, "mtad_requests_total", reason="cancelled") == before + 1)
-    until(lambda: figure(server, "mtad_requests_running") == 0)
 
 
 def test_a_restarted_server_answers_the_same_and_a_dead_model_can_be_loaded_again(
