@@ -39,7 +39,7 @@ REGEX = r"(SELECT|DELETE) [a-z]{1,5}( WHERE id = [0-9]{1,3})?;"
 LANGUAGES: list[tuple[Asked, str]] = [
     ({"json_schema": SCHEMA}, ""),
     ({"regex": REGEX}, REGEX),
-    ({"grammar": 'start: number ("+" start)?\nnumber: "2" | "37"'}, r"(2|37)(\+(2|37))*"),
+    ({"grammar": 'start: word ("+" start)?\nword: /[a-f]{1,3}/'}, r"[a-f]{1,3}(\+[a-f]{1,3})*"),
 ]
 """Each with the expression that its texts match; those of the schema are objects."""
 
