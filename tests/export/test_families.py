@@ -100,12 +100,10 @@ SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_mu
 ONE: dict[str, Any] = {**GROUPED, "num_hidden_layers": 1}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 VARIANTS: dict[str, PretrainedConfig] = {
-    "linear positions": LlamaConfig(**ONE, rope_scaling={"rope_type": "linear", "factor": 4.0}),
     "dynamic positions": LlamaConfig(**ONE, rope_scaling={"rope_type": "dynamic", "factor": 4.0}),
     "yarn": LlamaConfig(**ONE, rope_scaling=YARN),
     "a part rotates": GlmConfig(**ONE, head_dim=16, partial_rotary_factor=0.5),
     "scales": GraniteConfig(**ONE, **SCALES),
-    "tied": LlamaConfig(**ONE, tie_word_embeddings=True),
 }
 """What `FAMILIES` has not; of them all have padded embeddings, two capped scores or logits, others `longrope` and
 `llama3`."""

@@ -97,24 +97,6 @@ def test_what_is_looked_up_keeps_to_constraints(llm: LLM, temperature: float) ->
             assert "regex" not in forbids or not one.text.strip("0123456789 "), (name, one.text)
 
 
-def mixed() -> list[DecodingParams]:
-    """Rows that look up beside rows that do not, each of another method."""
-    drafts = [("block", "lookup"), ("mtad", "lookup+model"), ("traversal", "lookup+model"), ("mmtad", None)]
-    drafts += [("mmtad_sample", "lookup"), ("budget", "lookup+model"), ("sample", "lookup"), ("ensemble", "lookup")]
-    lengths = ("auto", 3, "auto", 5, 2, "auto", "auto", 6)
-    each = enumerate(zip(drafts, lengths, strict=True))
-    return [replace(BASE, method=m, draft=d, draft_len=n, seed=i) for i, ((m, d), n) in each]  # type: ignore[arg-type]
-
-
-def test_a_seed_gives_the_same_tokens_in_any_batch_also_where_drafts_are_looked_up(llm: LLM) -> None:
-    prompts = [REPEATED[number % len(REPEATED)] for number in range(len(mixed()))]
-    alone = [llm.generate([prompt], params)[0] for prompt, params in zip(prompts, mixed(), strict=True)]
-    together = llm.generate(prompts, mixed())
-    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
-    assert [one.logprobs for one in together] == [one.logprobs for one in alone]
-    assert sum(one.statistics.accepted for one in alone) > 20
-
-
 @pytest.mark.parametrize("method", ["block", "traversal"])
 def test_the_auxiliary_catches_up_with_what_was_looked_up_before_it_drafts_again(
     llm: LLM, pair_folders: Callable[[str], Path], method: str

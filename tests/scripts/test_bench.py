@@ -49,14 +49,13 @@ def test_peers_compares_our_methods_and_a_library_by_requests_in_flight(
     monkeypatch.setattr(pairs, "folder_of", lambda size: tmp_path)
     monkeypatch.setattr(catalog, "LIBRARIES", [row for row in catalog.LIBRARIES if row[1] != "openvino"])
     monkeypatch.setattr(catalog, "DRAFTS", {"huggingface": ()})
-    made = run("peers", "--methods", "mtad", "mtad auto", "--peers", "huggingface")
-    systems = ("sample, onnxruntime", "mtad, onnxruntime", "mtad auto, onnxruntime", "huggingface")
+    made = run("peers", "--methods", "mtad", "--peers", "huggingface")
+    systems = ("sample, onnxruntime", "mtad, onnxruntime", "huggingface")
     (heading, *rows), ratios = made["demo-float32"], made["demo-float32-peers"]
     assert heading[1:3] == ["1", "2"]
     assert [row[0] for row in rows] == list(systems)
     assert rows[0][-1] == "1.00 ± 0.00"
-    assert [row[0] for row in ratios[1:]] == ["`sample`", "`mtad`", "`mtad auto`", "which is"]
-    assert len(made["demo-float32-auto"]) == 3
+    assert [row[0] for row in ratios[1:]] == ["`sample`", "`mtad`", "which is"]
     assert not list(tmp_path.glob("*.jsonl")), "a run that has ended is not gone on with"
 
 

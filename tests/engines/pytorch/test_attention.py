@@ -62,7 +62,7 @@ def test_attention_of_ragged_trees_is_that_of_float64(case: Case, columns: int, 
     assert make(case).difference() < TOLERANCE[case.dtype]
 
 
-@pytest.mark.parametrize("dim", [16, 32, 80, 96, 256])
+@pytest.mark.parametrize("dim", [16, 80, 256])
 def test_heads_of_any_size_are_padded_to_a_power_of_two(dim: int) -> None:
     assert make(Case((9,), head_dim=dim, group=2, steps=3)).difference() < TOLERANCE[torch.float32]
 
@@ -130,7 +130,7 @@ def test_a_row_in_one_split_has_the_bits_of_one_that_is_not_split(split: Callabl
 @pytest.mark.parametrize("window", [None, 300])
 def test_how_long_the_mask_is_changes_no_bit(window: int | None, split: Callable[..., None]) -> None:
     """So one recording, with a mask of the whole capacity, divides rows of any length as their own mask would."""
-    for programs in (1, 2, 4):  # for each of the interpreter's processors
+    for programs in (1, 4):  # for each of the interpreter's processors
         split(64, programs)
         case = Case((700, 200, 10), kv_heads=2, group=2, length=768, window=window, steps=2)
         inputs = make(case, spare=1280)

@@ -22,8 +22,9 @@ from tests.support.commands import Run, assert_refused
 
 
 class TestInspect:
-    def test_it_says_what_the_folder_is(self, pair_folder: Path, llm: LLM) -> None:
-        found = inspect(pair_folder)
+    def test_it_says_what_the_folder_is(self, run: Run, pair_folder: Path, llm: LLM) -> None:
+        found, outcome = inspect(pair_folder), run("inspect", pair_folder)
+        assert (outcome.code, outcome.err, json.loads(outcome.out)) == (0, "", found)
         assert found["kind"] == "pair"
         assert found["memory"]["total"] == llm.memory.total
         assert (found["vocab_size"], found["tuned"], found["defaults"]) == (300, False, {})
@@ -35,11 +36,6 @@ class TestInspect:
             assert (engine["vocabulary"], engine["eos_tokens"]) == (300, ["<eos>"])
             assert engine["files"] == {path.name: path.stat().st_size for path in folder.iterdir()}
             assert (engine["build_hash"], engine["versions"]) == (spec.build_hash, spec.versions)
-
-    def test_the_command_prints_it(self, run: Run, pair_folder: Path) -> None:
-        outcome = run("inspect", pair_folder)
-        assert (outcome.code, outcome.err) == (0, "")
-        assert json.loads(outcome.out) == inspect(pair_folder)
 
     def test_a_tuned_pair_says_so(self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path) -> None:
         pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))

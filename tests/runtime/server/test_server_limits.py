@@ -105,6 +105,7 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(plain: LLM) -> None:
         with pytest.raises(RateLimitError) as caught:
             flood()
         assert 1 + 2 <= len(streams) <= rows + 2
+        assert [call(server, "GET", f"/health{kind}")[0] for kind in ("", "/live", "/ready")] == [200] * 3
         headers, error = caught.value.response.headers, caught.value
         assert error.code == "queue_full"
         assert int(headers["retry-after"]) >= 1

@@ -215,18 +215,6 @@ def test_a_client_with_many_choices_lets_others_in(plain: LLM) -> None:
         assert answers == ["Bearer two", "Bearer one"]
 
 
-def test_health_does_not_depend_on_the_queue(plain: LLM) -> None:
-    body = json.dumps({"model": MODEL, "prompt": "S", "max_tokens": 5}).encode()
-    with gated(own(plain, max_waiting=2)) as (server, gate), contextlib.ExitStack() as stack:
-        for count in (1, 2, 3):  # the first keeps the engine in its pass, the others wait
-            stack.enter_context(connected(server, post(body)))
-            until(lambda count=count: server.statistics["running"] + server.statistics["waiting"] == count)  # type: ignore[misc]
-            until(lambda: server.statistics["running"] == 1)
-        assert ask(server)[0] == 429
-        assert [call(server, "GET", f"/health{kind}")[0] for kind in ("", "/live", "/ready")] == [200] * 3
-        gate.open()
-
-
 def test_kept_prompts_are_a_keys_own_and_a_salts(plain: LLM) -> None:
     def cached(server: LiveServer, key: str, **more: str) -> int:
         body = {"model": MODEL, "prompt": [3 + i % 200 for i in range(100)], "max_tokens": 1, **more}

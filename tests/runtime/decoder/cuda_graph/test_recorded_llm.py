@@ -42,7 +42,7 @@ def torch_pair(pair_folders: Callable[[str], Path]) -> Pair:
 @pytest.mark.slow
 def test_captured_blocks_of_a_llama_pair_give_the_tokens_of_the_host(torch_pair: Pair) -> None:
     """`LLM` as it runs on a GPU, on memory of the host; what padded rows write and read may be no number."""
-    base = DecodingParams(max_tokens=12, ignore_eos=True, seed=5, draft_len=3, beam_width=2)
+    base = DecodingParams(max_tokens=8, ignore_eos=True, seed=5, draft_len=3, beam_width=2)
     prompts = ["SELECT name FROM", "def largest(values):", "S", "where do they live? " * 4]
     params = [replace(base, method=m, seed=n) for n, m in enumerate(("mtad", "mmtad", "speculative", "block"))]
     expected = LLM(torch_pair, RuntimeConfig(prefix_tokens=0)).generate(prompts, params)
