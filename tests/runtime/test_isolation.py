@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mtad import DecodingParams
+from mtad import LLM, DecodingParams
 from mtad.errors import Failed
 from mtad.methods import METHODS
 from runtime.decoder.block import Block, BlockInput
@@ -57,6 +57,25 @@ def poison(loop: DecodingLoop, monkeypatch: pytest.MonkeyPatch, error: Exception
 
     monkeypatch.setattr(loop._runner, "run", breaking)
     return broken
+
+
+@pytest.mark.usefixtures("idle_afterwards")
+def test_on_a_real_engine_the_others_have_the_bits_they_would_have_had(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(llm.loop, make(7))
+    broken = poison(llm.loop, monkeypatch, ArithmeticError("poisoned"))
+    found = run(llm.loop, make(7, bad=(1, 5)))
+    assert [request.finish_reason for request in found] == ["error" if i in (1, 5) else "length" for i in range(7)]
+    assert str(found[1].error) == "poisoned"
+    for one, other in zip(expected, found, strict=True):
+        if other.error is None:
+            assert one.tokens == other.tokens
+            # PyTorch's products round differently by the rows of a batch
+            exact = llm.pair.target.spec.format == "onnx"
+            assert other.log_probs == (one.log_probs if exact else pytest.approx(one.log_probs, abs=1e-5))
+    assert 3 <= len(broken) <= 4
+    assert not any(role.engine.cache.kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary))
 
 
 @pytest.mark.parametrize("bad", [(0,), (11,), (15,), (0, 15), (3, 4, 9)])

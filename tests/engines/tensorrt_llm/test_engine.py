@@ -26,6 +26,7 @@ from mtad.params import DecodingParams
 from runtime.decoder.engine_role import EngineRole
 from runtime.pair import Pair, open_pair
 from tests.support import fake_tensorrt_llm
+from tests.support.fake_tensorrt_llm import Abort
 from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
 from tests.support.steps import make_step, more_tokens, some_tokens
@@ -149,6 +150,31 @@ def test_captured_blocks_give_the_tokens_of_the_host(pairs: tuple[Pair, Pair]) -
     assert device.blocks
     assert device.blocks.recorded > 1
     assert not device.blocks.unrecorded
+
+
+BROKEN: dict[str, Callable[[Any], Any]] = {
+    "host_request_types": lambda x: x[::-1] * 0 + [1, *[0] * (len(x) - 1)],
+    "host_past_key_value_lengths": lambda x: x * 0,
+    "host_max_attention_window_sizes": lambda x: x - 1,
+    "host_kv_cache_pool_pointers": lambda x: x + 64,
+    "sequence_length": lambda x: x * 0,
+    "kv_cache_block_offsets": lambda x: x[:, :, ::-1],
+    "last_token_ids": lambda x: x - 1,
+    "spec_decoding_use": lambda x: x * 0,
+    "spec_decoding_packed_mask": lambda x: x[:, :1],
+    "spec_decoding_position_offsets": lambda x: x[:, 1:],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_fake_ends_where_the_library_would(name: str, engine: TensorRTLLMEngine) -> None:
+    for row in range(2):
+        engine.step(make_step(some_tokens(row, 7)[None], [0], first_row=row, keep=[]))
+    step = make_step(more_tokens(2, 3), [7, 7])
+    engine.step(step)
+    engine._engine.broken[name] = BROKEN[name]
+    with pytest.raises(Abort):
+        engine.step(step)
 
 
 def test_a_plan_that_was_built_otherwise_is_refused_before_it_runs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -108,3 +108,17 @@ class TestTheStandIn:
             replay()
         assert len(kept) == 2
         assert kept[1].tolist() == [10.0, 8.0]
+
+    @pytest.mark.parametrize(
+        "look",
+        [
+            lambda x: x.any().item(),
+            lambda x: bool(x.any()),
+            lambda x: x.tolist(),
+            lambda x: x.numpy(),
+        ],
+    )
+    def test_work_that_looks_at_its_tensors_cannot_be_recorded(self, look: Callable[[Tensor], object]) -> None:
+        recorder = ReplayRecorder()
+        with recorder.ordered(), pytest.raises(Uncapturable):
+            recorder.record(lambda: look(torch.ones(3)))  # type: ignore[arg-type, return-value]
