@@ -13,6 +13,9 @@ KEPT = 12
 STEADY = 4
 """A kind is steady after more blocks in a row than this; a probe has just as many."""
 
+LINE = 4
+"""Measured blocks of a kind that the line through all kinds weighs as much as."""
+
 
 class BlockTimes:
     """Seconds of blocks, by number of rows and length of draft, relative to the machine's recent speed.
@@ -66,7 +69,7 @@ class BlockTimes:
         for length in lengths:
             taken, count = seen.get(length, (0.0, 0))
             line = max(y + slope * (length - x), 0.1 * y)
-            found.append(slowness * (count * taken + (KEPT - count) * line) / KEPT)
+            found.append(slowness * (count * taken + LINE * line) / (count + LINE))
         return found
 
     def _nearest(self, rows: int) -> dict[int, deque[float]]:
