@@ -153,7 +153,7 @@ Made = tuple[str, float, float, list[int]]
 def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
     """Make the attacks of these names, the first one, then all in ever new orders, for so many seconds.
 
-    The process that makes them has the lowest priority: real strangers would not use this machine's processors.
+    The process that makes them has a lower priority: real strangers would not use this machine's processors.
     """
     os.nice(19)
     made, numbers, known = list[Made](), itertools.count(), [one for one in ATTACKS if one.name in attacks]
