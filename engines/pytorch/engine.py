@@ -85,11 +85,13 @@ class TorchEngine(Engine):
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {}
     if torch.device(device).type != "cpu":
         if find_spec("accelerate"):
             options["device_map"] = {"": torch.device(device)}
         else:
             log.info("weights pass through the host's memory; with the package accelerate they would not")
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, **options)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, trust_remote_code=False, **options
+    )
     return model
