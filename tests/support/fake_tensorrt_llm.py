@@ -56,12 +56,14 @@ class Plan:
 
     Attributes:
         pool: gives the pool that the engine has allocated: a pointer does not tell how much is behind it.
+        broken: input -> what is done to its values before they are read, to see that it is noticed.
     """
 
     def __init__(self, checkpoint: str, rows: int, tokens: int, prefill: int, columns: int) -> None:
         self.model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self.tokens, self.columns = tokens, columns
         self.pool: Callable[[], Tensor] = lambda: torch.empty(0)
+        self.broken: dict[str, Callable[[Any], Any]] = {}
         self.contexts: list[Context] = []
         config, words, blocks = self.model.config, -(-tokens // 32), -(-columns // KV_PAGE)
         layers, most, all_tokens = config.num_hidden_layers, max(prefill, rows * tokens), rows * tokens
@@ -149,6 +151,8 @@ class Context:
         if not self._memory or self._shapes.keys() != self._plan.bounds.keys():
             return False
         given = {name: self._read(name, shape) for name, shape in self._shapes.items()}
+        for name, change in self._plan.broken.items():
+            given[name] = change(given[name].copy())
         check_values(given, self._plan)
         device = {name: torch.from_numpy(value) for name, value in given.items() if not name.startswith(HOST)}
         logits = run(self._plan, device, {name: value for name, value in given.items() if name.startswith(HOST)})
