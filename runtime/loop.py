@@ -158,7 +158,7 @@ class DecodingLoop:
         judged = zip(block.drafted_levels, block.finite, params, strict=True)
         drafted = [count if ok and p.uses_model else 0 for count, ok, p in judged]
         catch_up, auxiliary_ran = self._catch_up_seconds, any(p.uses_model for p in params)
-        plain = alone and (auxiliary_ran or not any(drafts))  # what was looked up makes a block no planner's
+        plain = alone and (auxiliary_ran or not any(drafts))  # a block of nothing but look-ups is no planner's
         self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, plain)
         tokens = [own if kept else [] for own, kept in zip(block.tokens, is_kept, strict=True)]
         self.lookups.observe(requests, drafts, tokens, seconds, alone and not auxiliary_ran)

@@ -24,7 +24,7 @@ class Turn:
 
 
 class RestingThread:
-    """Runs one kind of what takes long, one piece at a time, and rests after each: for most of the time it is idle.
+    """Runs one kind of what takes long, one piece at a time, and rests after each.
 
     Args:
         turn: of all threads that rest together.

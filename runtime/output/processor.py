@@ -39,10 +39,10 @@ class OutputProcessor:
         if request.detokenizer:
             return
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
-        request.detokenizer = Detokenizer(self._tokenizer, self._eos, request.params)
         request.constraint = self._constrainer.constraint(request.params, request.prompt, request.grammar)
         if request.constraint:
             request.constraint.thinking = request.thinking
+        request.detokenizer = Detokenizer(self._tokenizer, self._eos, request.params)  # last: it says that all is there
 
     def process(self, requests: Sequence[Request], block: Block) -> None:
         """Append a block's tokens to those of its requests whose part of it is kept, up to each one's stop condition.

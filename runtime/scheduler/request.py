@@ -87,7 +87,7 @@ class Acceptance:
 
 @dataclass(eq=False)
 class Request:
-    """One request in flight; owned by the scheduler, written by the loop only.
+    """One request in flight; owned by the scheduler, written by the loop only once it is queued.
 
     Attributes:
         id: unique within the loop.

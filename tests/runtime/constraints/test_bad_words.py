@@ -31,6 +31,16 @@ def test_the_prompt_is_not_a_part_of_a_bad_word() -> None:
     assert forbidden(constraint.words, constraint.tail, 5) == [2]
 
 
+def test_bad_words_of_a_request_with_a_grammar_hold_in_its_thoughts_too() -> None:
+    maker = Constrainer(letters("abc"), 4, [0])
+    constraint = maker.constraint(replace(FREE, regex="a+", bad_words=("b",)), ())
+    assert constraint is not None
+    constraint.thinking = True
+    logits, root = np.zeros((1, 4), np.float32), (np.zeros((1, 0), np.int64), np.zeros(1, np.int64))
+    constraint.adjust(logits, *root, constraint.terms)
+    assert np.isneginf(logits[0]).tolist() == [False, False, True, False]
+
+
 def test_a_word_is_forbidden_with_and_without_a_space_before_it_as_in_vllm() -> None:
     vocabulary = {"▁": 0, "a": 1, "b": 2, "▁a": 3, "ab": 4, "▁ab": 5, "c": 6}
     merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
