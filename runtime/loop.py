@@ -82,19 +82,20 @@ class DecodingLoop:
         """
         began, rows = time.perf_counter(), len(self.scheduler.running)
         tokens = self._budget.tokens(rows, self._about_to_run)
-        plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted)
+        plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted, self._budget.least)
+        used, pieces = tokens - plan.spare_tokens, [piece.tokens for piece in plan.pieces if piece.tokens]
         self._prefill(plan)
         if requests := self.scheduler.make_room(self.caches):
             try:
                 block = self._run(requests, requests, plan.spare_tokens)
                 self.output.process(requests, block)
                 seconds = time.perf_counter() - began - self._catch_up_seconds
-                self._budget.observe(tokens - plan.spare_tokens, len(requests), seconds)
+                self._budget.observe(used, len(requests), seconds, pieces)
             except Exception as error:
                 self._run_each_alone(requests, error)
             self._end()
         elif plan.pieces:
-            self._budget.observe(tokens - plan.spare_tokens, 0, time.perf_counter() - began)
+            self._budget.observe(used, 0, time.perf_counter() - began, pieces)
         ended, self._ended = self._ended, []
         return ended
 

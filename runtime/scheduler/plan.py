@@ -12,12 +12,14 @@ class PromptPiece(NamedTuple):
 
     Attributes:
         row: the request's.
+        tokens: how many are stored.
         end: how many tokens the row then holds.
         both: whether in the auxiliary's cache as well as in the target's.
     """
 
     request: Request
     row: int
+    tokens: int
     end: int
     both: bool
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 SHARE = 0.25
 """Part of a block's time that a step may spend on prompts beside it, for each row that stands empty."""
 
 MIN_TOKENS = 16
-"""Fewest tokens of a step for each such row, so that prompts join in the end."""
+"""Fewest tokens of a step for each such row, so that prompts join in the end. A power of two."""
+
+SAME = 1.25
+"""Pieces of a prompt that take up to so many times as long as the shortest take the same time."""
 
 BESIDE_SECONDS = 0.03
 """Prompts in a step take about so long at most beside running requests, or as long as their block if that is longer."""
@@ -17,8 +22,8 @@ class PrefillBudget:
 
     The more rows stand empty, the longer they wait: a block of few rows takes nearly as long as one of many.
 
-    Seconds of a block, by number of rows, and of a prompt's token are running means over the latest steps. Blocks of a
-    number that was not seen yet take what those of the nearest one do.
+    Seconds of a block, by number of rows, of a prompt's token, and of a piece, by tokens to a power of two, are running
+    means over the latest steps. Blocks of a number that was not seen yet take what those of the nearest one do.
 
     Args:
         most: tokens of a step beside which nothing runs, or of which nothing is known yet.
@@ -28,24 +33,40 @@ class PrefillBudget:
         self.most = most
         self._block_seconds: dict[int, float] = {}
         self._token_seconds = 0.0
+        self._piece_seconds: dict[int, float] = {}
+
+    @property
+    def least(self) -> int:
+        """What a piece of a prompt counts as at least: twice the longest one that takes hardly more than a short one.
+
+        A GPU reads a model's weights, and a host launches its kernels, however few tokens there are.
+        """
+        known = self._piece_seconds
+        same = [size for size, seconds in known.items() if seconds <= SAME * min(known.values())]
+        longest = max(same, default=0)
+        return min(self.most, 2 * longest if longest > min(known, default=0) else MIN_TOKENS)
 
     def tokens(self, rows: int, empty: int = 1) -> int:
         """Prompt tokens of the next step, beside which so many rows run; requests wait for `empty` free ones."""
         nearest = min(self._block_seconds, key=lambda known: abs(known - rows), default=0)
         if not rows or not nearest or not self._token_seconds:
             return self.most
-        block = self._block_seconds[nearest]
-        share = max(MIN_TOKENS, int(SHARE * block / self._token_seconds))
-        longest = max(MIN_TOKENS, int(max(BESIDE_SECONDS, block) / self._token_seconds))
+        block, least = self._block_seconds[nearest], self.least
+        share = max(least, int(SHARE * block / self._token_seconds))
+        longest = max(least, int(max(BESIDE_SECONDS, block) / self._token_seconds))
         return min(self.most, longest, max(1, empty) * share)
 
-    def observe(self, tokens: int, rows: int, seconds: float) -> None:
-        """Learn from a step that prefilled some tokens and ran a block of some rows."""
+    def observe(self, tokens: int, rows: int, seconds: float, pieces: Sequence[int] = ()) -> None:
+        """Learn from a step that prefilled some tokens, in pieces of some tokens, and ran a block of some rows."""
         block = self._block_seconds.get(rows, 0.0)
         if not tokens and rows:
             self._block_seconds[rows] = _mean(block, seconds)
         elif tokens and (block or not rows):
             self._token_seconds = _mean(self._token_seconds, max(0.0, seconds - block) / tokens)
+            if pieces:
+                size = 1 << (max(MIN_TOKENS, sum(pieces) // len(pieces)).bit_length() - 1)
+                each = max(0.0, seconds - block) / len(pieces)
+                self._piece_seconds[size] = _mean(self._piece_seconds.get(size, 0.0), each)
 
 
 def _mean(before: float, value: float) -> float:

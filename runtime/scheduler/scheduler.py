@@ -176,7 +176,11 @@ class Scheduler:
         return [*self.running, *filter(None, [self.joining])]
 
     def schedule(
-        self, prompt_tokens: int, caches: KvCaches, is_drafted: Callable[[Request], bool] = lambda request: True
+        self,
+        prompt_tokens: int,
+        caches: KvCaches,
+        is_drafted: Callable[[Request], bool] = lambda request: True,
+        least: int = 0,
     ) -> Plan:
         """Admit requests while rows, memory and tokens last; says which prompts the step prefills.
 
@@ -185,12 +189,14 @@ class Scheduler:
         Args:
             prompt_tokens: tokens of prompts that the step prefills at most.
             is_drafted: whether a request's prompt is prefilled in the auxiliary's cache as well.
+            least: tokens that a piece counts as, if it has fewer.
         """
         pieces: list[PromptPiece] = []
         left = prompt_tokens
         for row, one in enumerate(self.running):
             if one.target_cached < one.committed - 1:  # a step was interrupted before it had prefilled it
-                pieces.append(PromptPiece(one, row, one.committed - 1, is_drafted(one)))
+                end = one.committed - 1
+                pieces.append(PromptPiece(one, row, end - one.target_cached, end, is_drafted(one)))
         while left > 0 and (self._queues or self.joining):
             request = self.next(lambda one: caches.fits([*self.running, one], self.lookahead))
             if request is None:
@@ -199,8 +205,8 @@ class Scheduler:
             start = caches.stored(request, both, self.running, pieces)
             cost = 1 if request.params.prompt_logprobs is None else SCORED
             end = max(start, min(request.committed - 1, start + math.ceil(left / cost)))
-            left -= cost * (end - start)
-            pieces.append(PromptPiece(request, len(self.running), end, both))
+            left -= max(cost * (end - start), least * (end > start))
+            pieces.append(PromptPiece(request, len(self.running), end - start, end, both))
             if end < request.committed - 1 or not request.max_tokens:
                 break
             self.join()

@@ -70,6 +70,35 @@ def test_prompts_take_no_longer_than_their_bound_or_than_the_block_however_many_
     assert budget.tokens(0, 12) == 1000, "nobody waits"
 
 
+@pytest.mark.parametrize(("fixed", "token", "least"), [(0.018, 0.00001, 512), (0.02, 0.001, 16), (0.0, 0.001, 16)])
+def test_pieces_of_prompts_grow_while_they_take_no_longer_than_short_ones(
+    fixed: float, token: float, least: int
+) -> None:
+    budget = PrefillBudget(512)
+    for tokens in (100, 20):
+        budget.observe(tokens, 0, fixed + tokens * token, [tokens])
+    for _ in range(20):
+        budget.observe(0, 8, 0.006)
+        tokens = budget.tokens(8)
+        budget.observe(tokens, 8, 0.006 + fixed + tokens * token, [tokens])
+    assert budget.least == least
+    assert budget.tokens(8) == least
+
+
+def test_one_slow_step_lets_pieces_grow_by_little() -> None:
+    budget = PrefillBudget(512)
+    for tokens, seconds in ((16, 0.016), (32, 0.032), (64, 0.064), (16, 5.0)):
+        budget.observe(tokens, 0, seconds, [tokens])
+    assert budget.least == 64
+
+
+def test_a_short_piece_counts_as_the_least() -> None:
+    loop = make_mock(rows=4).loop
+    loop.scheduler.submit(*[Request(i, [1 + i] * 11, DecodingParams(max_tokens=4), i) for i in range(4)])
+    plan = loop.scheduler.schedule(40, loop.caches, least=20)
+    assert ([piece.tokens for piece in plan.pieces], plan.spare_tokens) == ([10, 10], 0)
+
+
 def test_empty_rows_are_those_that_requests_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, asked = make_mock(rows=4).loop, list[tuple[int, int]]()
 
