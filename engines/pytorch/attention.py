@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ MIN_SPLIT_COLUMNS = 128
 """Columns of a split at least, a multiple of a tile's: a shorter one costs more to combine than it gains."""
 MEMBERS, CHUNK = 4, 8
 """Queries of a program that combines splits, and splits that it adds at once."""
-INTERPRETER_PROCESSORS = 8
-"""Processors that the interpreter stands for."""
+INTERPRETER_PROCESSORS, INTERPRETER_MEMORY = 8, 227 * 1024
+"""Processors that the interpreter stands for, and bytes of shared memory of each."""
 
 
 class Tile(NamedTuple):
@@ -110,11 +110,21 @@ def kernels(name: str = "attention_kernels") -> ModuleType:
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
+    """How many a device has."""
     if device.type != "cuda":
         return INTERPRETER_PROCESSORS
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program on one of its processors may have."""
+    if device.type != "cuda":
+        return INTERPRETER_MEMORY
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def contiguous_last(x: Tensor) -> Tensor:
@@ -160,7 +170,7 @@ def attend_cached(
     size = tile(group * steps, dim, query.element_size())
     tiles = -(-group * steps // size.queries)
     pairs = rows * kv_heads
-    splits = split_count(pairs * tiles, length, _processors(query.device))
+    splits = split_count(pairs * tiles, length, processors(query.device))
     shown = mask.view(torch.uint8)
     positions = write_at[:, None].expand(rows, steps) if positions is None else positions.expand(rows, steps)
     assert length % KV_PAGE == 0, "masks are multiples of KV_PAGE"

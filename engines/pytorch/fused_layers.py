@@ -6,6 +6,7 @@ import contextlib
 import copy
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from engines.pytorch.hook import run_once
-from engines.pytorch.layer_ops import gate, rms_norm
+from engines.pytorch.layer_ops import Norm, gate, narrow_product, product_tile, rms_norm
 from mtad.errors import InvalidInput
 
 ACTIVATIONS: dict[str, torch.nn.Module] = {
@@ -108,22 +109,72 @@ class RmsNorm(torch.nn.Module):
 
 
 class DeferredNorm(RmsNorm):
-    """The norm of queries or keys. It does nothing itself: the kernel that rotates them applies it."""
+    """A norm that does nothing itself: what is given its input applies it, a gated block, or what rotates positions."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
 class Gated(torch.nn.Module):
-    """A gated feed-forward block."""
+    """A gated feed-forward block. `norm` is what its input goes through before, if that waits for it."""
 
-    def __init__(self, up: Callable[[Tensor], Tensor], activation: str, down: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, up: JoinedLinear | torch.nn.Linear, activation: str, down: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.up, self.activation, self.down = up, activation, down
+        self.norm: Norm | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        up = self.up.whole(x) if isinstance(self.up, JoinedLinear) else self.up(x)
-        return self.down(gate(up, self.activation))
+        weight = self.up.weight
+        if self.up.bias is None and (tile := product_tile(x, len(weight), gated=True)):
+            out = x.new_empty(*x.shape[:-1], len(weight) // 2)
+            return self.down(narrow_product(x.contiguous(), weight, out, tile, self.activation, self.norm))
+        x = rms_norm(x, *self.norm) if self.norm else x
+        return self.down(gate(linear(x, weight, self.up.bias), self.activation))
+
+
+@torch.no_grad()
+def defer_norms(model: PreTrainedModel, attention: str) -> int:
+    """Let gated blocks apply the norms that they are given the results of, and count those; none, if others need them.
+
+    `attention` is the one that the model then runs with.
+    """
+    given: list[tuple[str, Tensor, Tensor]] = []  # of each norm that ran: its name, its input, its result
+    users = dict[str, Gated]()
+
+    def note(name: str, norm: torch.nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> Tensor:
+        result = torch.full_like(result, torch.nan) if isinstance(norm, DeferredNorm) else result
+        given.append((name, inputs[0], result))
+        return result
+
+    def look(gated: Gated, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        for name, before, result in given:
+            if result is inputs[0]:
+                users[name] = gated
+                return (before if gated.norm else result,)
+        return inputs
+
+    def run() -> Tensor:
+        norms = [(name, module) for name, module in model.named_modules() if isinstance(module, RmsNorm)]
+        hooks = [module.register_forward_hook(partial(note, name)) for name, module in norms]
+        blocks = [module for module in model.modules() if isinstance(module, Gated)]
+        hooks += [module.register_forward_pre_hook(look) for module in blocks]
+        try:
+            return run_once(model, attention)[1].float()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    plain = run()
+    norms: dict[str, Any] = {name: model.get_submodule(name) for name in users}
+    for name, norm in norms.items():
+        users[name].norm = Norm(norm.weight, norm.eps, norm.offset)
+        model.set_submodule(name, DeferredNorm(norm.weight, norm.eps, norm.offset))
+    if (run() - plain).norm() <= 0.1 * plain.norm():
+        return len(norms)
+    for name, norm in norms.items():
+        users[name].norm = None
+        model.set_submodule(name, norm)
+    return 0
 
 
 class Unadded:
@@ -143,6 +194,8 @@ class Unadded:
             if self._tried:
                 residual.fill_(torch.nan)
             return added
+        if tile := product_tile(self._x, len(self._weight), gated=False):
+            return narrow_product(self._x.contiguous(), self._weight, residual, tile)
         flat = residual.view(-1, residual.shape[-1])
         return flat.addmm_(self._x.reshape(-1, self._x.shape[-1]), self._weight.t()).view(residual.shape)
 

@@ -6,7 +6,8 @@ recognised stays as it is. Replaced are
 
 * linear layers of one module that are given the same tensor (queries, keys and values; gate and up): one product;
 * root mean square norms, and activations that a model spells out;
-* a gated feed-forward block: two products, and one kernel for its activation and the multiplication;
+* a gated feed-forward block: two products, and one kernel for its activation and the multiplication; of few tokens on
+  a large GPU, one kernel for the norm before it, the first product and the activation;
 * linear layers whose output is added to the residual stream: the product adds to it in place;
 * rotary positions: queries and keys are rotated, and norms of theirs applied before, by the kernel that stores the
   keys and values.
@@ -38,6 +39,7 @@ from engines.pytorch.fused_layers import (
     RmsNorm,
     add_in_place,
     alike,
+    defer_norms,
     is_plain,
 )
 from engines.pytorch.hook import run_once
@@ -142,6 +144,7 @@ def fuse(model: PreTrainedModel) -> None:
             if (found := make(module)) is not None:
                 model.set_submodule(name, found)
                 fused[kind] += 1
+    fused["norms of gated blocks"] = defer_norms(model, PROBE)
     fused["added products"] = add_in_place(model, PROBE)
     if probes and all(probe.found for probe in probes.values()):
         model.rotation = Rotation()

@@ -57,6 +57,19 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _activated(values: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    if ACTIVATION == "silu":
+        values = values / (1.0 + tl.exp(-values))
+    elif ACTIVATION == "gelu":
+        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        values = 0.5 * values * (1.0 + tanh(0.7978845608028654 * (values + 0.044715 * values * values * values)))
+    else:
+        values = tl.maximum(values, 0.0)
+    return values
+
+
+@triton.jit
 def gate(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """The first half of each vector, through an activation, times the second. Grid: (vectors, SIZE / BLOCK).
 
@@ -70,15 +83,68 @@ def gate(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, ACTIVATION: tl.conste
     real = dims < SIZE
     values = tl.load(x + vector * 2 * SIZE + dims, mask=real, other=0.0).to(tl.float32)
     factor = tl.load(x + vector * 2 * SIZE + SIZE + dims, mask=real, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        values = values / (1.0 + tl.exp(-values))
-    elif ACTIVATION == "gelu":
-        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        values = 0.5 * values * (1.0 + tanh(0.7978845608028654 * (values + 0.044715 * values * values * values)))
+    tl.store(out + vector * SIZE + dims, (_activated(values, ACTIVATION) * factor).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["vectors"])
+def narrow_product(
+    x: tl.tensor,
+    weight: tl.tensor,
+    norm_weight: tl.tensor,
+    out: tl.tensor,
+    vectors: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
+    SIZE: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NORMED: tl.constexpr,
+    VECTORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """The products of few vectors with a matrix: added to `out`, or with ACTIVATION gated. Grid: (OUTPUTS / BLOCK).
+
+    Args:
+        x: [vectors, SIZE], contiguous.
+        weight: [OUTPUTS, SIZE], contiguous; with ACTIVATION [2 * OUTPUTS, SIZE], as `gate` takes their products.
+        norm_weight, eps, offset: with NORMED, of a norm that the vectors go through before, see `rms_norm`; what is
+            divided by the root of the mean square are the products.
+        out: [vectors, OUTPUTS], contiguous.
+        ACTIVATION: one of `engines.pytorch.fused_layers.ACTIVATIONS`, or empty.
+        VECTORS: the least that tensor cores take, 16; vectors at most.
+        BLOCK, DEPTH: a program's rows of the matrix, and entries of them that it reads at a time; they divide OUTPUTS
+            and SIZE.
+        STAGES: such reads on the way from memory at a time.
+    """
+    gated: tl.constexpr = ACTIVATION != ""
+    outputs = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None].to(tl.int64)
+    vector = tl.arange(0, VECTORS)[None, :]
+    real, depth = vector < vectors, tl.arange(0, DEPTH)
+    sums = tl.zeros([BLOCK, VECTORS], dtype=tl.float32)
+    factors = tl.zeros([BLOCK, VECTORS], dtype=tl.float32)
+    squares = tl.zeros([VECTORS], dtype=tl.float32)
+    for start in tl.range(0, SIZE, DEPTH, num_stages=STAGES):
+        dims = start + depth
+        given = tl.load(x + vector * SIZE + dims[:, None], mask=real, other=0.0)
+        if NORMED:
+            values = given.to(tl.float32)
+            squares += tl.sum(values * values, 0)
+            given = (values * (tl.load(norm_weight + dims)[:, None].to(tl.float32) + offset)).to(given.dtype)
+        sums = tl.dot(tl.load(weight + outputs * SIZE + dims[None, :]), given, sums)
+        if gated:
+            factors = tl.dot(tl.load(weight + (OUTPUTS + outputs) * SIZE + dims[None, :]), given, factors)
+    if NORMED:
+        scale = tl.rsqrt(squares / SIZE + eps)[None, :]
+        sums *= scale
+        factors *= scale
+    to = out + vector * OUTPUTS + outputs
+    if gated:
+        sums = _activated(sums, ACTIVATION) * factors
     else:
-        values = tl.maximum(values, 0.0)
-    tl.store(out + vector * SIZE + dims, (values * factor).to(out.dtype.element_ty), mask=real)
+        sums += tl.load(to, mask=real, other=0.0).to(tl.float32)
+    tl.store(to, sums.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit

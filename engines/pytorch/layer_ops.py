@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from engines.base import KV_PAGE
-from engines.pytorch.attention import contiguous_last, kernels, padded
+from engines.pytorch.attention import contiguous_last, kernels, padded, processors, shared_memory
 
 STORED_ENTRIES = 1024
 """Entries of keys that one program stores."""
 GATED_ENTRIES = 1024
 """Entries that one program gates."""
+NARROW = 16
+"""Vectors that `narrow_product` takes at most: what tensor cores take at least."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -44,6 +46,79 @@ def gate(x: Tensor, activation: str) -> Tensor:
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         kernels("layer_kernels").gate[x.numel() // (2 * size), -(-size // GATED_ENTRIES)](
             x, out, SIZE=size, ACTIVATION=activation, BLOCK=GATED_ENTRIES
+        )
+    return out
+
+
+class Norm(NamedTuple):
+    """A root mean square norm, as of `rms_norm`."""
+
+    weight: Tensor
+    eps: float
+    offset: float
+
+
+class ProductTile(NamedTuple):
+    """Sizes of a program of `narrow_product`: rows of the matrix, entries of them at a time, warps, and stages."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes of shared memory that it takes at most, in bfloat16."""
+        return 2 * (self.outputs + NARROW) * self.inputs * self.stages + 1024
+
+
+ADDED = ProductTile(32, 256, 4, 4), ProductTile(16, 256, 4, 4)
+GATED = ProductTile(256, 128, 8, 3), ProductTile(128, 128, 8, 4)
+"""The fastest of those tried on an H200 with five vectors and the matrices of Llama-3.1-8B and of Llama-3.2-1B. Half of
+the rows of a gated block's program are of what goes through the activation."""
+
+
+def product_tile(x: Tensor, rows: int, gated: bool) -> ProductTile | None:
+    """The tile with which `narrow_product` multiplies `x` [..., D] by a matrix of so many rows; None if others should.
+
+    It is for few vectors, of bfloat16, since float16 has no room for what is not normed yet, and where its programs
+    keep most processors busy and fit in their memory. What is added has no fewer rows than entries: others split those.
+    """
+    size = x.shape[-1]
+    if x.dtype != torch.bfloat16 or x.numel() > NARROW * size or (not gated and rows < size):
+        return None
+    for tile in GATED if gated else ADDED:
+        whole = size % tile.inputs == 0 == rows % tile.outputs
+        if whole and tile.memory <= shared_memory(x.device) and 4 * rows >= 3 * tile.outputs * processors(x.device):
+            return tile
+    return None
+
+
+def narrow_product(
+    x: Tensor, weight: Tensor, out: Tensor, tile: ProductTile, activation: str = "", norm: Norm | None = None
+) -> Tensor:
+    """`x` [..., D] times `weight` [O, D], added to `out` [..., O] in place; or with an activation put there, gated.
+
+    Args:
+        x: contiguous, like the others.
+        tile: see `product_tile`.
+        activation: then `weight` is [2 O, D], and `out` what `gate` makes of the products.
+        norm: with an activation, what `x` goes through before.
+    """
+    size, block = x.shape[-1], tile.outputs // 2 if activation else tile.outputs
+    of_norm = norm or Norm(x, 0.0, 0.0)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        kernels("layer_kernels").narrow_product[out.shape[-1] // block,](
+            *(x, weight, of_norm.weight, out, x.numel() // size, of_norm.eps, of_norm.offset),
+            SIZE=size,
+            OUTPUTS=out.shape[-1],
+            ACTIVATION=activation,
+            NORMED=norm is not None,
+            VECTORS=NARROW,
+            BLOCK=block,
+            DEPTH=tile.inputs,
+            STAGES=tile.stages,
+            num_warps=tile.warps,
         )
     return out
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, Gemma2Config, PreTrainedModel, Qwen3Config
+from transformers import AttentionInterface, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from engines.base import KV_PAGE, Engine
 from engines.cache.paged import by_page, gathered
 from engines.capture import waits_are_errors
 from engines.pytorch.attention import require
+from engines.pytorch.layer_ops import product_tile
 from engines.pytorch.masked_attention import KERNEL, NAME
 from export.verification.verify import ancestors_of, expect, random_tree, verify
 from mtad.errors import InvalidInput
@@ -89,7 +90,8 @@ def random_step(starts: Sequence[int], group: int, size: int, steps: int) -> tup
 def engine(run: Run) -> None:
     """Logits of the engine with its fused layers against the model's own on the CPU in float32, in every type.
 
-    The models are the demo target, and random ones with norms of queries and keys, soft caps, and a sliding window.
+    The models are the demo target, and random ones with norms of queries and keys, soft caps, and a sliding window; and
+    one layer of Llama-3.1-8B's sizes, of which a large GPU computes the products of few tokens by our kernel.
     """
     sizes: dict[str, Any] = {"vocab_size": 320, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "initializer_range": 0.1, "pad_token_id": 0}
@@ -102,6 +104,15 @@ def engine(run: Run) -> None:
         for dtype in TOLERANCE:
             copied = copy.deepcopy(model).to(torch.device(run.device), dtype)
             compare_logits(run, name, engine_of(copied, 3, 256), model)
+    if run.on_gpu:
+        sizes |= {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+        model = random_model(LlamaConfig(**sizes | {"initializer_range": 0.02}), 1, "cpu", torch.float32)
+        found = engine_of(copy.deepcopy(model).to(torch.device(run.device), torch.bfloat16), 1, 256)
+        compare_logits(run, "Llama, wide", found, model)
+        few = torch.empty(5, 4096, dtype=torch.bfloat16, device=run.device)
+        run.findings.send(
+            ("facts", {"products of few tokens by our kernel": product_tile(few, 4096, gated=False) is not None})
+        )
 
 
 def compare_logits(run: Run, name: str, found: Engine, model: PreTrainedModel) -> None:

@@ -74,6 +74,14 @@ def random_pair(name: str, device: str, rows: int, columns: int) -> Pair:
     return pair_of([engine_of(model, rows, columns) for model in (target, auxiliary)], tokenizer)
 
 
+def small_auxiliary(pair: Pair, columns: int) -> TorchEngine:
+    """An engine of one row beside the pair's target, of random weights and the shape of Llama-3.2-1B."""
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": pair.vocab_size}
+    sizes = {**SHAPES["1B"][1], **heads, "max_position_embeddings": 16384}
+    model = random_model(LlamaConfig(**sizes), 16, str(pair.device), torch.bfloat16)
+    return engine_of(model, 1, columns)
+
+
 def random_model(config: Any, layers: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
     """A model initialised as for training, on the device: nothing passes through the host."""
     torch.manual_seed(1)

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 from engines.base import KV_PAGE
 from engines.pytorch import attention_kernels, layer_kernels
 from engines.pytorch.attention import CHUNK, MEMBERS, MIN_SPLIT_COLUMNS, padded, tile
+from engines.pytorch.layer_ops import ADDED, GATED, NARROW, ProductTile
 from mtad.device import cut_kernels, decision_kernels, filter_kernels, launches, level_kernels
 from mtad.device.tables import BLOCK
 
@@ -80,6 +81,16 @@ def compile_kernel(name: str, capability: int, dtype: str, head_dim: int, querie
     return {"name": name, "dtype": dtype, **compiled(kernel, kinds, constants, single, capability, options)}
 
 
+def compile_product(tile: ProductTile, gated: bool) -> dict[str, Any]:
+    """Compile the product of few vectors with a matrix, by one of its tiles; `memory` is what that is taken to need."""
+    kernel, block = layer_kernels.narrow_product, tile.outputs // 2 if gated else tile.outputs
+    constants = {"SIZE": 4096, "OUTPUTS": 14336, "ACTIVATION": "silu" if gated else "", "NORMED": gated}
+    constants |= {"VECTORS": NARROW, "BLOCK": block, "DEPTH": tile.inputs, "STAGES": tile.stages}
+    kinds = dict.fromkeys(kernel.arg_names, "*bf16") | {"vectors": "i32", "eps": "fp32", "offset": "fp32"}
+    made = compiled(kernel, kinds, constants, {"vectors", "eps", "offset"}, 90, {"num_warps": tile.warps})
+    return {"name": "narrow_product", "memory": tile.memory, **made}
+
+
 def compile_level(name: str, capability: int, constants: dict[str, Any]) -> dict[str, Any]:
     """Compile as a launch does whose pointers and sizes are multiples of 16."""
     modules = filter_kernels, cut_kernels, decision_kernels, level_kernels
@@ -138,5 +149,8 @@ def spilled(cubin: bytes) -> int:
 if __name__ == "__main__":
     for case in CASES:
         print(json.dumps(compile_kernel(*case)), flush=True)
+    for gated, tiles in ((False, ADDED), (True, GATED)):
+        for one in tiles:
+            print(json.dumps(compile_product(one, gated)), flush=True)
     for level in LEVEL_CASES:
         print(json.dumps(compile_level(*level)), flush=True)

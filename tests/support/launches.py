@@ -17,7 +17,7 @@ NOTHING = {"empty", "new_empty", "empty_like", "dropout", "device"}
 """Operators that launch no kernel, beside those that return views; a dropout outside training returns its input."""
 KERNELS = {
     attention_kernels: ("attend_split", "combine_splits"),
-    layer_kernels: ("rms_norm", "gate", "store_columns"),
+    layer_kernels: ("rms_norm", "gate", "narrow_product", "store_columns"),
     filter_kernels: ("scan_tables", "gather_candidates", "weigh_blocks"),
     cut_kernels: ("settle_tables",),
     level_kernels: ("draw_level",),

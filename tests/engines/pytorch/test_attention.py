@@ -256,6 +256,10 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
             assert kernel["asynchronous"] > 0, kernel
             assert kernel["byte_loads"] == 0, "the mask is read in whole words"
             assert kernel["tensor_cores"] > 0 or kernel["dtype"] == "fp32", kernel
+        if kernel["name"] == "narrow_product":
+            assert kernel["asynchronous"] > 0, kernel
+            assert kernel["tensor_cores"] > 0, kernel
+            assert kernel["shared"] <= kernel["memory"], "a GPU with less would refuse it"
 
 
 def test_tiles_are_what_tensor_cores_and_masks_take() -> None:

@@ -16,10 +16,11 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
 
 from engines.base import KV_PAGE, Step
-from engines.pytorch.fused_layers import ACTIVATIONS, AddedLinear, DeferredNorm, JoinedLinear
+from engines.pytorch import layer_ops
+from engines.pytorch.fused_layers import ACTIVATIONS, AddedLinear, DeferredNorm, Gated, JoinedLinear
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import StepModel, cache_shape, run_once
-from engines.pytorch.layer_ops import gate, rms_norm
+from engines.pytorch.layer_ops import Norm, ProductTile, gate, narrow_product, product_tile, rms_norm
 from engines.pytorch.masked_attention import KERNEL, NAME
 from engines.pytorch.paged_cache import Rotation
 from mtad.errors import InvalidInput
@@ -78,6 +79,97 @@ def test_a_layer_launches_at_most_fourteen_kernels(family: str) -> None:
         layer.subtract({"mul": 3})
     assert layer["combine_splits"] == 1, "columns are split"
     assert layer.total() <= 14, layer
+
+
+SMALL = ProductTile(32, 16, 4, 2)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of few vectors by our kernel, of matrices as small as the tests'."""
+    monkeypatch.setattr(layer_ops, "ADDED", [SMALL])
+    monkeypatch.setattr(layer_ops, "GATED", [SMALL])
+    monkeypatch.setattr(layer_ops, "processors", lambda device: 1)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("family", ["llama-3", "gemma-2"])
+def test_few_tokens_take_few_kernels_and_give_the_logits_of_the_checkpoint(family: str) -> None:
+    model = random_model(family, 1, HALF)
+    expected = logits_of(copy.deepcopy(model), NAME)
+    fuse(model)
+    run = runner(model)
+    with counted() as counts:
+        run()
+    assert counts["narrow_product"] == (2 if family == "llama-3" else 1)  # Gemma 2 has norms before its additions
+    assert not counts["gate"]
+    torch.testing.assert_close(run(), expected, rtol=0, atol=TOLERANCE[HALF] * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_few_vectors_times_a_matrix_are_torchs(activation: str, normed: bool) -> None:
+    if normed and not activation:
+        pytest.skip("what is added goes through no norm")
+    x, weight = torch.randn(2, 3, 96).to(HALF), (0.1 * torch.randn(64 if activation else 32, 96)).to(HALF)
+    norm = Norm(torch.randn(96).to(HALF), 1e-5, 1.0) if normed else None
+    before = torch.randn(2, 3, 32).to(HALF)
+    given = torch.nn.functional.rms_norm(x.double(), (96,), norm.weight.double() + 1.0, 1e-5) if norm else x.double()
+    expected = before.double() + given @ weight.double().t() if not activation else None
+    if expected is None:
+        values, factor = (given @ weight.double().t()).chunk(2, -1)
+        expected = ACTIVATIONS[activation](values) * factor
+    ours = narrow_product(x, weight, before.clone(), SMALL, activation, norm)
+    bound = TOLERANCE[HALF] * float(expected.abs().max())
+    torch.testing.assert_close(ours.double(), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vectors", "inputs", "rows", "outputs"),
+    [
+        (HALF, 16, 4096, 4096, 32),
+        (HALF, 17, 4096, 4096, None),
+        (torch.float16, 5, 4096, 4096, None),
+        (HALF, 5, 4096 + 128, 8192, None),
+        (HALF, 5, 4096, 4096 + 8, None),
+        (HALF, 5, 2048, 2048, 16),
+        (HALF, 5, 1024, 1024, None),
+        (HALF, 5, 14336, 4096, None),
+    ],
+)
+def test_few_bfloat16_vectors_have_a_product_of_their_own_with_matrices_that_keep_a_gpu_busy(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, vectors: int, inputs: int, rows: int, outputs: int | None
+) -> None:
+    monkeypatch.setattr(layer_ops, "processors", lambda device: 132)
+    x = torch.empty(1, vectors, inputs, dtype=dtype)
+    tile = product_tile(x, rows, gated=False)
+    assert (tile and tile.outputs) == outputs
+    monkeypatch.setattr(layer_ops, "shared_memory", lambda device: 48 * 1024)
+    assert product_tile(x, rows, gated=False) is None
+
+
+class Reading(torch.nn.Module):
+    """Reads what its gated block is given."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        read: Tensor = self.block(x) + 0.01 * x
+        return read
+
+
+@pytest.mark.parametrize(("read", "deferred"), [(False, 2), (True, 0)])
+def test_norms_wait_for_gated_blocks_if_nothing_else_needs_them(read: bool, deferred: int) -> None:
+    model = random_model("llama-3", 2)
+    if read:
+        model.get_submodule("model.layers.1").mlp = Reading(model.get_submodule("model.layers.1.mlp"))
+    expected = logits_of(copy.deepcopy(model), NAME)
+    fuse(model)
+    assert sum(isinstance(module, DeferredNorm) for module in model.modules()) == deferred
+    assert sum(module.norm is not None for module in model.modules() if isinstance(module, Gated)) == deferred
+    torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.slow
@@ -157,7 +249,8 @@ def test_norms_of_queries_and_keys_wait_for_the_kernel_if_nothing_else_needs_the
     expected = logits_of(copy.deepcopy(model), NAME)
     fuse(model)
     assert hasattr(model, "rotation")
-    assert sum(isinstance(module, DeferredNorm) for module in model.modules()) == (0 if leaks else 2)
+    attention = model.get_submodule("model.layers.0.self_attn")
+    assert sum(isinstance(module, DeferredNorm) for module in attention.modules()) == (0 if leaks else 2)
     torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
