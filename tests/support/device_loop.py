@@ -47,7 +47,7 @@ class Device:
     @property
     def of_the_host(self) -> tuple[Tensor, Tensor]:
         """The memory that the host writes, and that which it reads."""
-        return self.blocks._filled.bytes(0), self.blocks._read.bytes(0)
+        return self.blocks._arenas.sent.bytes(0), self.blocks._arenas.received.bytes(0)
 
     def generate(self, requests: Sequence[tuple[list[int], DecodingParams]], chance: random.Random) -> list[Request]:
         """Requests that join at random times."""

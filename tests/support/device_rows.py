@@ -39,8 +39,9 @@ def given_of(params: Sequence[DecodingParams], vocab: int, padded: int = 0) -> t
     asked = BlockInput(params, last_two, [COMMITTED] * count, keys_of(params), [None] * count, [True] * count)
     key = Key.of(asked, Buckets(count + padded, CAPACITY))._replace(rows=count + padded)
     memory = torch.full((size_of(key.given),), 255, dtype=torch.uint8)
-    write(asked, key, memory, vocab)
-    return key, views(key.given, memory)
+    given: Given = views(key.given, memory)
+    write(asked, key, {name: tensor.numpy() for name, tensor in given._asdict().items()}, vocab)
+    return key, given
 
 
 def logits_after(model: Tensor, depths: Tensor, tokens: Tensor) -> Tensor:

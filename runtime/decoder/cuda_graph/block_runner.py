@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engines.buffers import Arena, LruCache, size_of, views
+from engines.buffers import LruCache
 from engines.capture import MAX_GRAPHS, Recorder, Uncapturable, Work
 from mtad.device import launches
 from mtad.device.tables import Results
 from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput
 from runtime.decoder.buckets import Buckets
-from runtime.decoder.cuda_graph.captured_block import CapturedBlock, Key, write
+from runtime.decoder.cuda_graph.captured_block import Arenas, CapturedBlock, Key
 from runtime.decoder.host_runner import HostRunner
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,9 @@ class CudaGraphRunner:
         self._engines = host.auxiliary.engine, target
         reads = any(engine.reads_mask for engine in self._engines)
         self._buckets = Buckets(target.spec.rows, target.spec.capacity, reads)
-        device, pinned = target.device, target.device.type == "cuda"
+        device = target.device
         self._is_end = torch.from_numpy(np.isin(np.arange(self._vocab_size), list(eos))).to(device)
-        self._filled, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
-        self._in, self._out, self._logits = Arena(device), Arena(device), Arena(device)
+        self._arenas = Arenas.on(device)
         self._blocks: LruCache[Key, tuple[CapturedBlock, Work]] = LruCache(most)
         self._captured_on: list[object] = []
         self._refused: dict[Key, str] = {}
@@ -91,7 +90,7 @@ class CudaGraphRunner:
             with self._recorder.ordered():
                 try:
                     block = self._launch(key, given)
-                    read = self._copy_results_to_host(block)
+                    read = block.receive()
                     launched = time.perf_counter()
                 except Uncapturable as problem:
                     reason = self._refused[key] = str(problem)
@@ -136,28 +135,19 @@ class CudaGraphRunner:
         if any(ours is not theirs for ours, theirs in zip(now, self._captured_on, strict=False)):
             self._blocks.clear()  # a pool has grown, and lies elsewhere now
         self._captured_on = now
-        filled = self._filled.bytes(size_of(key.given))
-        write(given, key, filled, self._vocab_size)
-        block, launch = self._blocks.find(key, lambda: self._capture(key, filled))
-        block.memory.copy_(filled, non_blocking=True)
+        block, launch = self._blocks.find(key, lambda: self._capture(key, given))
+        block.send(given)
         launch()
         return block
 
-    def _capture(self, key: Key, filled: Tensor) -> tuple[CapturedBlock, Work]:
+    def _capture(self, key: Key, given: BlockInput) -> tuple[CapturedBlock, Work]:
         """A block, and what launches it. That keeps the block, which knows nothing of it: a dropped graph is gone."""
         log.info("capturing a block of %s", key)
-        memory = self._in.bytes(len(filled))
-        block = CapturedBlock(key, memory, *self._engines, self._is_end, self._out, self._logits)
-        memory.copy_(filled, non_blocking=True)
+        block = CapturedBlock(key, *self._engines, self._is_end, self._arenas)
+        block.send(given)
         launch = self._recorder.record(block)
         self.recorded += 1
         return block, launch
-
-    def _copy_results_to_host(self, block: CapturedBlock) -> Results:
-        memory = self._read.bytes(len(block.out))
-        memory.copy_(block.out, non_blocking=True)
-        read: Results = views(block.results, memory)
-        return read
 
 
 def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:

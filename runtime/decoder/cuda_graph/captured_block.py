@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -80,9 +83,29 @@ class Key(NamedTuple):
         )
 
 
-def write(given: BlockInput, key: Key, memory: Tensor, vocab_size: int) -> None:
-    """Write a batch into the host's memory, uint8, laid out as `key.given`; padded rows draft and filter nothing."""
-    to = {name: tensor.numpy() for name, tensor in views(key.given, memory)._asdict().items()}
+class Arenas(NamedTuple):
+    """The memory that all blocks share, one after another.
+
+    Attributes:
+        sent, received: the host's, of a batch and of a block's results.
+        given, out, logits: the device's, of both and of the target's logits.
+    """
+
+    sent: Arena
+    received: Arena
+    given: Arena
+    out: Arena
+    logits: Arena
+
+    @classmethod
+    def on(cls, device: torch.device) -> Arenas:
+        """With pinned memory of the host, for a GPU."""
+        pinned = device.type == "cuda"
+        return cls(Arena(pinned=pinned), Arena(pinned=pinned), Arena(device), Arena(device), Arena(device))
+
+
+def write(given: BlockInput, key: Key, to: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> None:
+    """Write a batch into the host's memory of a block; padded rows draft and filter nothing."""
     count, records = len(given.params), stack_rows(given.params, vocab_size)
     noise = Noise.empty(len(given.keys), key.levels, key.width)
     fill_noise(np.array(given.keys, np.uint64), noise)
@@ -100,29 +123,50 @@ class CapturedBlock:
     Padded rows write behind the capacity, and nobody reads what they give.
 
     Args:
-        memory: uint8, where its input lies.
         is_end: bool [V], tokens that end a text.
-        out, logits: memory that all blocks share, one after another.
+        arenas: where its memory lies.
 
     Attributes:
-        results: of the latest launch, views of `out`.
+        results: of the latest launch, on the device.
         logits: float32 [R, 1 + M, V] of the target, likewise.
     """
 
-    def __init__(
-        self, key: Key, memory: Tensor, auxiliary: Engine, target: Engine, is_end: Tensor, out: Arena, logits: Arena
-    ) -> None:
-        self._key, self.memory, self._engines, self._is_end = key, memory, (auxiliary, target), is_end
+    def __init__(self, key: Key, auxiliary: Engine, target: Engine, is_end: Tensor, arenas: Arenas) -> None:
+        self._key, self._engines, self._is_end, self._arenas = key, (auxiliary, target), is_end, arenas
         found = Results.empty(key.rows, key.levels, "meta")
-        self.out = out.bytes(size_of(found))
-        self.results: Results = views(found, self.out)
+        self._placed, self._out = arenas.given.bytes(size_of(key.given)), arenas.out.bytes(size_of(found))
+        self.results: Results = views(found, self._out)
         shape = key.rows, 1 + key.nodes, len(is_end)
-        self.logits: Tensor = logits.view_like(torch.empty(shape, device="meta"))
+        self.logits: Tensor = arenas.logits.view_like(torch.empty(shape, device="meta"))
         self._keep = torch.arange(max(1 + key.nodes, key.width, 2), device=is_end.device)
+
+    @cached_property
+    def _sent(self) -> tuple[Tensor, dict[str, npt.NDArray[Any]]]:
+        """The host's memory of a batch, and arrays over it, by the names of `mtad.device.tables.Given`."""
+        memory = self._arenas.sent.bytes(len(self._placed))
+        return memory, {name: tensor.numpy() for name, tensor in views(self._key.given, memory)._asdict().items()}
+
+    @cached_property
+    def _received(self) -> tuple[Tensor, Results]:
+        """The host's memory of the results, and views of it."""
+        memory = self._arenas.received.bytes(len(self._out))
+        return memory, views(self.results, memory)
+
+    def send(self, given: BlockInput) -> None:
+        """Send a batch to the device, without waiting."""
+        memory, arrays = self._sent
+        write(given, self._key, arrays, len(self._is_end))
+        self._placed.copy_(memory, non_blocking=True)
+
+    def receive(self) -> Results:
+        """The results, on the host as soon as all that was sent is done."""
+        memory, results = self._received
+        memory.copy_(self._out, non_blocking=True)
+        return results
 
     def __call__(self) -> None:
         """Draft, score, accept, commit."""
-        given: Given = views(self._key.given, self.memory)
+        given: Given = views(self._key.given, self._placed)
         (auxiliary, target), key = self._engines, self._key
         scored, q, finite = None, None, given.real
         if key.levels:

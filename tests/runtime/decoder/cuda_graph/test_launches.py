@@ -9,13 +9,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engines.base import EngineSpec
-from engines.buffers import Arena, size_of
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fusion import fuse
 from mtad.params import DecodingParams
 from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
-from runtime.decoder.cuda_graph.captured_block import CapturedBlock, Key
+from runtime.decoder.cuda_graph.captured_block import Arenas, CapturedBlock, Key
 from tests.support.fake_gpu import fake_gpu, move
 from tests.support.launches import counted
 
@@ -46,9 +45,8 @@ def counts_of(method: str, layers: tuple[int, int], fused: bool) -> int:
     given = BlockInput([DecodingParams(method=method, draft_len=4)], [(1, 2)], [9], [(0, 0)], [None], [True])
     key = Key.of(given, Buckets(1, CAPACITY, reads_mask=False))
     with mode, torch.inference_mode():
-        memory = torch.empty(size_of(key.given), dtype=torch.uint8, device=gpu)
         is_end = torch.empty(VOCAB, dtype=torch.bool, device=gpu)
-        block = CapturedBlock(key, memory, auxiliary, target, is_end, Arena(gpu), Arena(gpu))
+        block = CapturedBlock(key, auxiliary, target, is_end, Arenas.on(gpu))
         with counted() as counts:
             block()
     return counts.total()

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from engines.base import Engine, EngineSpec, Step
-from engines.buffers import Arena, flatten_tensors, size_of
+from engines.buffers import flatten_tensors
 from engines.cache.columns import ColumnCache
 from engines.folder import read_spec
 from engines.pytorch.engine import TorchEngine
@@ -22,7 +22,7 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.decoder.block import BlockInput
 from runtime.decoder.buckets import Buckets
-from runtime.decoder.cuda_graph.captured_block import CapturedBlock, Key
+from runtime.decoder.cuda_graph.captured_block import Arenas, CapturedBlock, Key
 from runtime.decoder.engine_role import EngineRole
 from tests.runtime.test_schedules import CAPACITY
 from tests.support.fake_gpu import fake_gpu, move
@@ -76,9 +76,8 @@ def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) 
         auxiliary, target = (
             Blank(mock_spec(4, CAPACITY), ColumnCache(mock_spec(4, CAPACITY), "gpu:0")) for _ in range(2)
         )
-        memory = torch.empty(size_of(key.given), dtype=torch.uint8, device=gpu)
         is_end = torch.empty(VOCAB, dtype=torch.bool, device=gpu)
-        block = CapturedBlock(key, memory, auxiliary, target, is_end, Arena(gpu), Arena(gpu))
+        block = CapturedBlock(key, auxiliary, target, is_end, Arenas.on(gpu))
         block()
         assert {tensor.device for tensor in flatten_tensors(block.results)} == {gpu}
         with pytest.raises(DataDependentOutputException):
