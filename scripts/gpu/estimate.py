@@ -18,11 +18,11 @@ CACHE = {"target": 2 * 32 * 8 * 128 * 2, "auxiliary": 2 * 16 * 8 * 64 * 2}
 LAYERS = {"target": 32, "auxiliary": 16}
 LEVELS, COLUMNS = 4, 512
 """Of the draft, and columns of the one row's text."""
-KERNELS = {"sample": 346, "speculative": 1155, "mtad": 1160, "mmtad": 1206}
+KERNELS = {"sample": 282, "speculative": 963, "mtad": 968, "mmtad": 1078}
 """Launches of a block on the PyTorch path, which `docs/gpu.md` has as well."""
 BANDWIDTH = {"H100": 3.35e12, "Jetson Orin": 0.2048e12}
 """Bytes per second, by the data sheets."""
-REACHED, KERNEL, GRAPH, COPY, WAIT = 0.83, 2.7e-6, 10e-6, 8e-6, 20e-6
+REACHED, KERNEL, GRAPH, COPY, WAIT = 0.83, 3.7e-6, 10e-6, 8e-6, 20e-6
 """The part of the data sheet's bandwidth that matrix products reach, and seconds of a kernel beyond; and, assumed,
 seconds of a graph's launch, of a small copy by the host, and of a wait."""
 

@@ -27,8 +27,8 @@ TARGET, AUXILIARY = 32, 16
 def engine_of(role: str, layers: int, fused: bool) -> TorchEngine:
     """A Llama of random weights, on the GPU that computes nothing."""
     mode, gpu = fake_gpu()
-    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16, "hidden_size": 32}
-    config = LlamaConfig(**heads, vocab_size=VOCAB, intermediate_size=64, num_hidden_layers=layers)
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16, "hidden_size": 512}
+    config = LlamaConfig(**heads, vocab_size=VOCAB, intermediate_size=1024, num_hidden_layers=layers)
     model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
     if fused:
         fuse(model)  # looks at numbers
@@ -59,11 +59,17 @@ def launches(method: str, fused: bool) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "most"), [("sample", 350), ("speculative", 1160), ("mtad", 1165), ("mmtad", 1210)])
+@pytest.mark.parametrize(("method", "most"), [("sample", 285), ("speculative", 965), ("mtad", 970), ("mmtad", 1080)])
 def test_fused_layers_and_the_kernels_keep_a_blocks_launches_few(
     method: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from tests.support.interpreter import multiply_bfloat16
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", multiply_bfloat16)
     monkeypatch.setattr("engines.pytorch.attention.INTERPRETER_PROCESSORS", PROCESSORS)
+    monkeypatch.setattr("engines.pytorch.layer_ops.processors", lambda device: 4)  # narrow matrices keep those busy
     ours = launches(method, fused=True)
     assert ours <= most
     assert method != "mtad" or launches(method, fused=False) > 2.4 * ours
