@@ -28,14 +28,20 @@ class BlockTimes:
     def __init__(self) -> None:
         self._seconds = defaultdict[tuple[int, int], deque[float]](lambda: deque(maxlen=KEPT))
         self._last_block, self._steady, self._in_a_row = (0, -1), (0, -1), 0
+        self._shapes = set[tuple[int, int]]()
         self._recent = deque([1.0], maxlen=KEPT)
 
-    def add(self, rows: int, length: int, seconds: float, alone: bool = True) -> None:
-        """Learn from a block, unless something was computed beside it."""
+    def add(self, rows: int, length: int, seconds: float, alone: bool = True, single: bool = False) -> None:
+        """Learn from a block, unless something was computed beside it, or it is the first of its shape.
+
+        Args:
+            single: also from the first one after another shape, for which an engine may prepare itself.
+        """
         block = bucket(rows), length
         self._in_a_row = self._in_a_row + 1 if block == self._last_block else 0
-        self._last_block = block
-        if not alone or not self._in_a_row:  # the first one of another shape takes longer
+        is_first, self._last_block = not (self._in_a_row or (single and block in self._shapes)), block
+        self._shapes.add(block)
+        if is_first or not alone:
             return
         known, seconds, slowness = self._seconds[block], max(seconds, 1e-9), median(self._recent)
         if known:

@@ -69,6 +69,7 @@ class Lookups:
         self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
         self._node = (costs or DraftCosts()).node
         self._times, self._length, self._blocks_left, self._skipped = BlockTimes(), 0, 0, 0
+        self._drafted: tuple[int, int, float, bool] | None = None  # the latest draft's block
         self._usual = {greedy: Acceptance() for greedy in (False, True)}
 
     def find(self, requests: Sequence[Request]) -> list[Draft]:
@@ -116,7 +117,21 @@ class Lookups:
                 for own in (text.acceptance, usual) if request.params.timed else (text.acceptance,):
                     own.add(kept, len(draft[0]) if draft else 1)
         if any(request.looked_up for request in requests):
-            self._times.add(len(requests), max(len(draft[0]) if draft else 0 for draft in drafts), seconds, alone)
+            self._time(len(requests), max(len(draft[0]) if draft else 0 for draft in drafts), seconds, alone)
+
+    def _time(self, rows: int, length: int, seconds: float, alone: bool) -> None:
+        """Learn what blocks take. What one after a draft takes longer, having another shape, is the draft's cost."""
+        before, self._drafted = self._drafted, None
+        if before and not length and alone and 0 in self._times.measured(rows):
+            plain = self._times.expected(rows, [0])[0]
+            self._times.add(before[0], before[1], before[2] + seconds - plain, before[3], single=True)
+            return
+        if before:
+            self._times.add(*before, single=True)
+        if length:
+            self._drafted = rows, length, seconds, alone
+        else:
+            self._times.add(rows, length, seconds, alone, single=True)
 
     def record_end(self, request: Request) -> None:
         """Keep the text of a request that has ended, if drafts were looked up in it, for those that come."""

@@ -34,10 +34,25 @@ def rambles(chance: random.Random, text: list[int]) -> int:
     return chance.randrange(6)
 
 
+def seldom(chance: random.Random, text: list[int]) -> int:
+    """Of pairs of tokens that stood before, which are few, half go on as they did."""
+    goes_on, new = chance.random() < 0.5, chance.randrange(150)
+    before = next((at for at in range(len(text) - 1, 1, -1) if text[at - 2 : at] == text[-2:]), None)
+    return new if before is None or not goes_on else text[before]
+
+
 def decode(
-    following: Text, cost: Callable[[int, int], float], rows: int = 2, blocks: int = 1500, **params: object
+    following: Text,
+    cost: Callable[[int, int], float],
+    rows: int = 2,
+    blocks: int = 1500,
+    change: float = 0.0,
+    **params: object,
 ) -> tuple[float, float, list[int]]:
-    """Simulated seconds, the same without drafts, and the lengths of the drafts, of greedy texts."""
+    """Simulated seconds, the same without drafts, and the lengths of the drafts, of greedy texts.
+
+    `change`: seconds that a block takes longer if the one before it had a draft of another length.
+    """
     lookups, clock, longest = Lookups(16), 0.0, list[int]()
     own = DecodingParams.from_dict({"draft": "lookup", "max_tokens": 30_000, **params})
     chances = [random.Random(row) for row in range(rows)]
@@ -56,7 +71,7 @@ def decode(
                     break
             tokens += len(given[-1])
         longest.append(max(map(len, chains)))
-        seconds = cost(rows, longest[-1])
+        seconds = cost(rows, longest[-1]) + (change if longest[-2:-1] not in ([], longest[-1:]) else 0.0)
         clock += seconds
         lookups.observe(texts, drafts, given, seconds * jitter.lognormvariate(0, 0.1), True)
     return clock, tokens / rows * cost(rows, 0), longest
@@ -68,6 +83,13 @@ def test_drafts_that_do_not_pay_stop(cost: Callable[[int, int], float], rows: in
     clock, plain, lengths = decode(rambles, cost, rows)
     assert clock < 1.02 * plain
     assert cost is gpu or sum(lengths[500:]) / 1000 < 0.5
+
+
+def test_single_drafts_that_cost_the_blocks_around_them_more_than_they_give_stop() -> None:
+    clock, plain, lengths = decode(seldom, gpu, rows=1, blocks=900, change=gpu(1, 0))
+    assert clock < 1.01 * plain
+    assert 0 < sum(map(bool, lengths)) < 6
+    assert sum(map(bool, decode(seldom, gpu, rows=1, blocks=900)[2])) > 15, "they pay where nothing takes longer"
 
 
 @pytest.mark.parametrize("rows", [1, 8])
