@@ -13,7 +13,7 @@ makes one attack of `scripts/soak/attacks.py` after another. It fails (exit code
 * the longest gap in a control stream, or the longest answer to a question for health, is more than `GAP` seconds longer
   beside attacks than alone (with replicas it may be: the start of another one takes the cores);
 * memory grows by more than `GROWTH` MiB per minute of attacks, and by more than twice the error of that;
-* in the end something still runs or waits, or more than `FILES` more files are open than before the attacks.
+* in the end something still runs or waits, or more than `FILES` more files per process are open than before the attacks.
 
 Clients and server share the cores, of which strangers take what is left. Linux only.
 """
@@ -84,7 +84,8 @@ async def soak(server: Server, requests: int, quiet: float, attacked: float) -> 
         made = await attacking
     await waiting
     end = time.monotonic() + 15
-    while (left_over(server) or reading(server)[1] > files[0] + FILES) and time.monotonic() < end:
+    most = files[0] + FILES * (1 + len(replicas(server)))
+    while (left_over(server) or reading(server)[1] > most) and time.monotonic() < end:
         await asyncio.sleep(0.1)
     attacks = {}
     for name, answers in {**{attack.name: attack.answers for attack in ATTACKS}, MIXTURE: REFUSALS}.items():
@@ -142,7 +143,7 @@ def problems(figures: dict[str, Any]) -> list[str]:
         slope > max(GROWTH, 2 * error) and len(figures["readings"]["beside attacks"]) > 60
     ):  # fewer tell of its start only
         found.append(f"memory grows by {slope:.1f} ± {error:.1f} MiB per minute")
-    if after > before + FILES:
+    if after > before + FILES * (1 + figures["replicas"]):
         found.append(f"{after} files are open afterwards, {before} before")
     return found + [f"left over: {line}" for line in figures["left_over"]]
 
