@@ -13,7 +13,7 @@ makes one attack of `scripts/soak/attacks.py` after another. It fails (exit code
 * the longest gap in a control stream, or the longest answer to a question for health, is more than `GAP` seconds longer
   beside attacks than alone (with replicas it may be: the start of another one takes the cores);
 * memory grows by more than `GROWTH` MiB per minute of attacks, and by more than twice the error of that;
-* in the end something still runs or waits, or more than `FILES` more files per process are open than before the attacks.
+* in the end something still runs or waits, or more than `FILES` more files per process are open than before attacks.
 
 Clients and server share the cores, of which strangers take what is left. Linux only.
 """
