@@ -73,6 +73,7 @@ class DecodingLoop:
         self.prompts_apart = False
         self._ended: list[Request] = []
         self._catch_up_seconds = 0.0
+        self._waited = True  # for all that was computed before this step
 
     def step(self) -> list[Request]:
         """Prefill the prompts of requests that join, then run one block of every running one.
@@ -82,20 +83,24 @@ class DecodingLoop:
         """
         began, rows = time.perf_counter(), len(self.scheduler.running)
         tokens = self._budget.tokens(rows, self._about_to_run)
-        plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted, self._budget.least)
-        used, pieces = tokens - plan.spare_tokens, [piece.tokens for piece in plan.pieces if piece.tokens]
+        plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted, self._budget.piece_floor)
+        used, waited = tokens - plan.spare_tokens, self._waited and not self.caches.deferred_rows
         self._prefill(plan)
         if requests := self.scheduler.make_room(self.caches):
             try:
                 block = self._run(requests, requests, plan.spare_tokens)
                 self.output.process(requests, block)
                 seconds = time.perf_counter() - began - self._catch_up_seconds
+                plain = waited and not self.caches.deferred_rows
+                pieces = [one.tokens for one in plan.pieces if one.tokens and not one.scored] if plain else []
                 self._budget.observe(used, len(requests), seconds, pieces)
+                self._waited = True
             except Exception as error:
                 self._run_each_alone(requests, error)
             self._end()
         elif plan.pieces:
-            self._budget.observe(used, 0, time.perf_counter() - began, pieces)
+            self._budget.observe(used, 0, time.perf_counter() - began)
+            self._waited = False
         ended, self._ended = self._ended, []
         return ended
 

@@ -76,7 +76,7 @@ class KvCaches:
         Args:
             running: requests whose rows may be copied from, by row.
         """
-        request, row, _, end, both = piece
+        request, row, end, both = piece.request, piece.row, piece.end, piece.both
         tokens, last = request.prompt + request.tokens, len(request.prompt) - 1
         at, scores = request.target_cached, request.prompt_scores
         if not at and self._is_reusable(request):

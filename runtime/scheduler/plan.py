@@ -23,6 +23,11 @@ class PromptPiece(NamedTuple):
     end: int
     both: bool
 
+    @property
+    def scored(self) -> bool:
+        """Whether each of the tokens is scored, which takes longer."""
+        return self.request.params.prompt_logprobs is not None
+
 
 class Plan(NamedTuple):
     """What a step prefills.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 SHARE = 0.25
@@ -10,7 +11,7 @@ SHARE = 0.25
 MIN_TOKENS = 16
 """Fewest tokens of a step for each such row, so that prompts join in the end. A power of two."""
 
-SAME = 1.25
+SAME_TIME = 1.25
 """Pieces of a prompt that take up to so many times as long as the shortest take the same time."""
 
 BESIDE_SECONDS = 0.03
@@ -36,36 +37,43 @@ class PrefillBudget:
         self._piece_seconds: dict[int, float] = {}
 
     @property
-    def least(self) -> int:
-        """What a piece of a prompt counts as at least: twice the longest one that takes hardly more than a short one.
+    def piece_floor(self) -> int:
+        """What a piece of a prompt counts as at least: the longest that takes hardly more than a short one.
 
-        A GPU reads a model's weights, and a host launches its kernels, however few tokens there are.
+        A GPU reads a model's weights, and a host launches its kernels, however few tokens there are. A size that is not
+        known yet is tried if half of it is such a one, and quick. Neighbouring sizes may be of pieces nearly alike.
         """
-        known = self._piece_seconds
-        same = [size for size, seconds in known.items() if seconds <= SAME * min(known.values())]
-        longest = max(same, default=0)
-        return min(self.most, 2 * longest if longest > min(known, default=0) else MIN_TOKENS)
+        known = sorted(self._piece_seconds.items())
+        quickest = min(self._piece_seconds.values(), default=0.0)
+        same = [size for size, _ in itertools.takewhile(lambda one: one[1] <= SAME_TIME * quickest, known)]
+        if same and 2 * same[-1] not in self._piece_seconds and quickest <= 2 * BESIDE_SECONDS:
+            return min(self.most, 2 * same[-1])
+        return min(self.most, same[-1] if len(same) > 2 else MIN_TOKENS)
 
     def tokens(self, rows: int, empty: int = 1) -> int:
         """Prompt tokens of the next step, beside which so many rows run; requests wait for `empty` free ones."""
         nearest = min(self._block_seconds, key=lambda known: abs(known - rows), default=0)
         if not rows or not nearest or not self._token_seconds:
             return self.most
-        block, least = self._block_seconds[nearest], self.least
-        share = max(least, int(SHARE * block / self._token_seconds))
-        longest = max(least, int(max(BESIDE_SECONDS, block) / self._token_seconds))
+        block, floor = self._block_seconds[nearest], self.piece_floor
+        share = max(floor, int(SHARE * block / self._token_seconds))
+        longest = max(floor, int(max(BESIDE_SECONDS, block) / self._token_seconds))
         return min(self.most, longest, max(1, empty) * share)
 
     def observe(self, tokens: int, rows: int, seconds: float, pieces: Sequence[int] = ()) -> None:
-        """Learn from a step that prefilled some tokens, in pieces of some tokens, and ran a block of some rows."""
+        """Learn from a step that prefilled some tokens and ran a block of some rows.
+
+        Args:
+            pieces: tokens of the pieces of prompts, if the step's seconds beyond those of its block are all theirs.
+        """
         block = self._block_seconds.get(rows, 0.0)
         if not tokens and rows:
             self._block_seconds[rows] = _mean(block, seconds)
         elif tokens and (block or not rows):
             self._token_seconds = _mean(self._token_seconds, max(0.0, seconds - block) / tokens)
-            if pieces:
+            if pieces and seconds > block > 0:
                 size = 1 << (max(MIN_TOKENS, sum(pieces) // len(pieces)).bit_length() - 1)
-                each = max(0.0, seconds - block) / len(pieces)
+                each = (seconds - block) / len(pieces)
                 self._piece_seconds[size] = _mean(self._piece_seconds.get(size, 0.0), each)
 
 

@@ -180,7 +180,7 @@ class Scheduler:
         prompt_tokens: int,
         caches: KvCaches,
         is_drafted: Callable[[Request], bool] = lambda request: True,
-        least: int = 0,
+        piece_floor: int = 0,
     ) -> Plan:
         """Admit requests while rows, memory and tokens last; says which prompts the step prefills.
 
@@ -189,7 +189,7 @@ class Scheduler:
         Args:
             prompt_tokens: tokens of prompts that the step prefills at most.
             is_drafted: whether a request's prompt is prefilled in the auxiliary's cache as well.
-            least: tokens that a piece counts as, if it has fewer.
+            piece_floor: tokens that a piece counts as, if it has fewer.
         """
         pieces: list[PromptPiece] = []
         left = prompt_tokens
@@ -205,7 +205,7 @@ class Scheduler:
             start = caches.stored(request, both, self.running, pieces)
             cost = 1 if request.params.prompt_logprobs is None else SCORED
             end = max(start, min(request.committed - 1, start + math.ceil(left / cost)))
-            left -= max(cost * (end - start), least * (end > start))
+            left -= max(cost * (end - start), piece_floor * (end > start))
             pieces.append(PromptPiece(request, len(self.running), end - start, end, both))
             if end < request.committed - 1 or not request.max_tokens:
                 break

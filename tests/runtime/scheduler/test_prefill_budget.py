@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtad.params import DecodingParams
@@ -70,32 +72,49 @@ def test_prompts_take_no_longer_than_their_bound_or_than_the_block_however_many_
     assert budget.tokens(0, 12) == 1000, "nobody waits"
 
 
-@pytest.mark.parametrize(("fixed", "token", "least"), [(0.018, 0.00001, 512), (0.02, 0.001, 16), (0.0, 0.001, 16)])
+@pytest.mark.parametrize("first", [20, 100])
+@pytest.mark.parametrize("empty", [1, 4])
+@pytest.mark.parametrize(("fixed", "token", "floor"), [(0.018, 0.000005, 512), (0.02, 0.001, 16), (0.0, 0.001, 16)])
 def test_pieces_of_prompts_grow_while_they_take_no_longer_than_short_ones(
-    fixed: float, token: float, least: int
+    fixed: float, token: float, floor: int, empty: int, first: int
 ) -> None:
-    budget = PrefillBudget(512)
-    for tokens in (100, 20):
-        budget.observe(tokens, 0, fixed + tokens * token, [tokens])
-    for _ in range(20):
+    budget, tokens = PrefillBudget(512), first
+    for _ in range(40):
         budget.observe(0, 8, 0.006)
-        tokens = budget.tokens(8)
         budget.observe(tokens, 8, 0.006 + fixed + tokens * token, [tokens])
-    assert budget.least == least
-    assert budget.tokens(8) == least
+        tokens = budget.tokens(8, empty)
+    assert budget.piece_floor == floor
+    assert floor <= tokens <= max(floor, BESIDE_SECONDS / token)
 
 
-def test_one_slow_step_lets_pieces_grow_by_little() -> None:
+@pytest.mark.parametrize("slow", [16, 64])
+def test_one_slow_step_or_one_that_was_quicker_than_its_block_lets_no_piece_grow(slow: int) -> None:
     budget = PrefillBudget(512)
-    for tokens, seconds in ((16, 0.016), (32, 0.032), (64, 0.064), (16, 5.0)):
-        budget.observe(tokens, 0, seconds, [tokens])
-    assert budget.least == 64
+    budget.observe(0, 8, 0.01)
+    for tokens in (16, 32, 64):
+        budget.observe(tokens, 8, 0.01 + 0.001 * tokens, [tokens])
+    budget.observe(slow, 8, 5.0, [slow])
+    budget.observe(128, 8, 0.01, [128])
+    assert budget.piece_floor == MIN_TOKENS
 
 
-def test_a_short_piece_counts_as_the_least() -> None:
+def test_what_is_computed_later_tells_nothing_of_a_pieces_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's piece alone is only sent to a device, and the next block waits for it."""
+    loop, seen = make_mock(rows=2, max_prefill_tokens=32).loop, list[tuple[int, list[int]]]()
+    monkeypatch.setattr(loop._budget, "observe", lambda tokens, rows, _, pieces=(): seen.append((tokens, [*pieces])))
+    params = DecodingParams(method="sample", max_tokens=8, ignore_eos=True)
+    loop.scheduler.submit(Request(0, [1] * 81, params, 0))
+    for _ in range(4):
+        loop.step()
+    loop.scheduler.submit(Request(1, [2] * 11, params, 0), Request(2, [3] * 5, replace(params, prompt_logprobs=0), 0))
+    loop.step()
+    assert seen == [(32, []), (32, []), (16, []), (0, []), (10, [10])]
+
+
+def test_a_short_piece_counts_as_a_longer_one() -> None:
     loop = make_mock(rows=4).loop
     loop.scheduler.submit(*[Request(i, [1 + i] * 11, DecodingParams(max_tokens=4), i) for i in range(4)])
-    plan = loop.scheduler.schedule(40, loop.caches, least=20)
+    plan = loop.scheduler.schedule(40, loop.caches, piece_floor=20)
     assert ([piece.tokens for piece in plan.pieces], plan.spare_tokens) == ([10, 10], 0)
 
 
