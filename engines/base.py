@@ -112,8 +112,7 @@ class Step:
     @property
     def spans(self) -> list[tuple[int, int]]:
         """The columns that each row writes, from and to; reads `write_at`, and so waits for a device."""
-        count = self.tokens.shape[1]
-        return [(start, start + count) for start in self.write_at.tolist()]
+        return [(start, start + self.tokens.shape[1]) for start in self.write_at.tolist()]
 
     @classmethod
     def causal(cls, tokens: Tensor, start: int, capacity: int, keep: Tensor) -> Step:

@@ -23,9 +23,6 @@ VERSION = 1
 """Version of the layout of `engine.json` and `pair.json`; a reader refuses any other."""
 
 
-_SIZES = ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity")
-
-
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write a versioned description, in one step: a reader never sees half of it.
 
@@ -66,8 +63,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def vocabulary_hash(vocabulary: Mapping[str, int]) -> str:
     """Sha256 over the tokens of a tokenizer in the order of their ids."""
-    ordered = sorted(vocabulary.items(), key=lambda item: item[1])
-    return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items(), key=lambda item: item[1])).encode()).hexdigest()
 
 
 def write_spec(folder: Path, spec: EngineSpec) -> None:
@@ -87,7 +83,7 @@ def read_spec(folder: Path) -> EngineSpec:
     ends = values["eos_token_ids"]
     if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
         raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
-    for name in _SIZES:
+    for name in ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity"):
         if type(values[name]) is not int or values[name] < 1:
             raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
     if values["capacity"] % KV_PAGE:

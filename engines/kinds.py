@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mtad.errors import InvalidInput
 
@@ -82,9 +82,8 @@ class Kind:
     def open(self, folder: Path, spec: EngineSpec, placement: Placement) -> Engine:
         """Open a folder of this kind; what only this kind needs is imported now."""
         module, _, name = self.opener.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        engine: Engine = function(folder, spec, placement)
-        return engine
+        function: Callable[..., Engine] = getattr(importlib.import_module(module), name)
+        return function(folder, spec, placement)
 
 
 _GRAPH = Kind(

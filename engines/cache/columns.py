@@ -132,7 +132,7 @@ class ColumnPrefixCache(PrefixCache):
         layers, pair, _, heads, _, dim = cache.kv.shape
         count, size = tokens // KV_PAGE, (layers, pair, heads, KV_PAGE, dim)
         self._cache, self._pool = cache, torch.zeros(count, *size, dtype=cache.kv.dtype, device=cache.device)
-        super().__init__(count, self._pool.nbytes)
+        super().__init__(count)
 
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
         self._cache.reserve([(start, start + len(tokens))], row)

@@ -139,13 +139,12 @@ class PagedPrefixCache(PrefixCache):
     Args:
         table: the engine's, whose pool has room for `tokens` tokens more than its rows hold.
         tokens: tokens to keep at most; rounded down to pages of 64.
-        page_bytes: bytes of one page of the pool.
         adopt: the cache's.
     """
 
-    def __init__(self, table: PageTable, tokens: int, page_bytes: int, adopt: Adopt) -> None:
+    def __init__(self, table: PageTable, tokens: int, adopt: Adopt) -> None:
         self._table, self._adopt, self._pages = table, adopt, dict[int, list[int]]()
-        super().__init__(tokens // KV_PAGE, tokens // KV_PAGE * KV_PAGE // table.size * page_bytes)
+        super().__init__(tokens // KV_PAGE)
 
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
         self._adopt(row, start, [page for slot in slots for page in self._pages[slot]], tokens)
@@ -161,7 +160,7 @@ class PagedPrefixCache(PrefixCache):
             self._table.pages.release(pages)
         self._pages.clear()
         self._table = PageTable(0, 0, KV_PAGE)
-        super().__init__(0, 0)
+        super().__init__(0)
 
     def check_integrity(self) -> None:
         super().check_integrity()

@@ -85,9 +85,8 @@ class PageCache(KvCache):
     def prefix_cache(self, tokens: int) -> PrefixCache:
         if self.prefixes is not None:
             self.prefixes.close()
-        more = self.pages + tokens // KV_PAGE - len(self.table.pages.users)
-        self.table.pages.grow(max(0, more))
-        self.prefixes = PagedPrefixCache(self.table, tokens, self.page_bytes, self._adopt)
+        self.table.pages.grow(max(0, self.pages + tokens // KV_PAGE - len(self.table.pages.users)))
+        self.prefixes = PagedPrefixCache(self.table, tokens, self._adopt)
         _ = self.kv  # allocated now, before anybody waits for it
         return self.prefixes
 

@@ -20,15 +20,10 @@ class PrefixCache:
 
     Args:
         slots: stretches to keep at most.
-        num_bytes: size of the memory for all of them.
-
-    Attributes:
-        bytes: `num_bytes`.
     """
 
-    def __init__(self, slots: int, num_bytes: int) -> None:
-        self._count, self.bytes = slots, num_bytes
-        self._free = list(range(slots))
+    def __init__(self, slots: int) -> None:
+        self._count, self._free = slots, list(range(slots))
         # a stretch is touched before the one it follows, so the least recently used one never has a follower
         self._slots: OrderedDict[Key, int] = OrderedDict()
 

@@ -24,13 +24,11 @@ _TYPES = {torch.float32: 1, torch.float16: 10, torch.bfloat16: 16, torch.int64: 
 """Numbers of the types in `onnx.TensorProto.DataType`; numpy has no bfloat16."""
 
 
-def open_session(
-    path: Path, threads: int, providers: Options | None = None, model: bytes | None = None
-) -> ort.InferenceSession:
+def open_session(path: Path, threads: int, providers: Options | None, model: bytes | None) -> ort.InferenceSession:
     """A session that runs a graph.
 
     Args:
-        providers: where it runs, see `engines.onnx.providers.cuda_options`; default: on the CPU. On a GPU weights
+        providers: where it runs, see `engines.onnx.providers.cuda_options`; None: on the CPU. On a GPU weights
             lie outside the arena, and what runs where is noted for `engines.onnx.providers.check_session`.
         model: a serialized graph that is run in place of the one in the file `path`, with the weights beside that.
     """

@@ -74,7 +74,7 @@ class OnnxRuntimeEngine(Engine):
         if stream is not None:
             device, options = str(stream.device), cuda_options(str(stream.device), stream.cuda_stream)
         model = without_slices(folder / graph) if packed else None
-        self._session = open_session(folder / graph, threads, providers=options, model=model)
+        self._session = open_session(folder / graph, threads, options, model)
         if stream is not None:
             check_session(self._session)
         super().__init__(spec, ColumnCache(spec, device, packed))
@@ -113,8 +113,7 @@ class OnnxRuntimeEngine(Engine):
         key = id(logits), rows, first_row, cache.data_ptr(), cache.shape[4]
         binding = self._bindings.find(key, lambda: self._bind_cache(cache[:, :, first_row : first_row + rows]))
         if logits is None:
-            shape = rows, step.keep.shape[0], self.spec.vocab_size
-            logits = torch.empty(shape, dtype=self.spec.torch_dtype)
+            logits = torch.empty(rows, len(step.keep), self.spec.vocab_size, dtype=self.spec.torch_dtype)
         self._run(step, logits, binding)
         if step.out is None:
             binding.forget("logits", *INPUTS)

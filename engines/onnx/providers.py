@@ -45,11 +45,9 @@ def check_cuda() -> None:
     """
     ort = load_onnxruntime()
     if PROVIDERS["cuda"] not in ort.get_available_providers():
-        problem = (
-            f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS['cuda']}; remove the package "
-            "onnxruntime and install onnxruntime-gpu, which the extra cuda names (Linux, x86-64)"
-        )
-        raise InvalidInput("provider", "cuda", problem)
+        problem = f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS['cuda']}; remove the package"
+        remedy = "onnxruntime and install onnxruntime-gpu, which the extra cuda names (Linux, x86-64)"
+        raise InvalidInput("provider", "cuda", f"{problem} {remedy}")
     with quiet():  # it prints
         ort.preload_dlls()  # torch's or NVIDIA's packages of CUDA and cuDNN, so that the provider's library finds them
 
@@ -78,12 +76,9 @@ def check_session(session: ort.InferenceSession) -> None:
     """
     ort = load_onnxruntime()
     if PROVIDERS["cuda"] not in session.get_providers():
-        problem = (
-            "ONNX Runtime could not load it (see its log): it needs CUDA "
-            f"{getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9 (torch is built for CUDA "
-            f"{torch.version.cuda}); the extra cuda installs them"
-        )
-        raise InvalidInput("provider", "cuda", problem)
+        needed = f"it needs CUDA {getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9"
+        remedy = f"(torch is built for CUDA {torch.version.cuda}); the extra cuda installs them"
+        raise InvalidInput("provider", "cuda", f"ONNX Runtime could not load it (see its log): {needed} {remedy}")
     left = Counter(
         node.op_type
         for part in session.get_provider_graph_assignment_info()
@@ -93,8 +88,6 @@ def check_session(session: ort.InferenceSession) -> None:
     )
     if left:
         found = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
-        problem = (
-            f"ONNX Runtime {ort.__version__} has no CUDA kernel for {found}; export with --attention decomposed, "
-            "in another precision, or with --to torch"
-        )
-        raise InvalidInput("provider", "cuda", problem)
+        problem = f"ONNX Runtime {ort.__version__} has no CUDA kernel for {found}"
+        remedy = "export with --attention decomposed, in another precision, or with --to torch"
+        raise InvalidInput("provider", "cuda", f"{problem}; {remedy}")

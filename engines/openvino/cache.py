@@ -146,7 +146,7 @@ class _KeptPrompts(PagedPrefixCache):
     """Kept prefixes, which prompts join once they are computed."""
 
     def __init__(self, cache: OpenVinoCache, tokens: int) -> None:
-        super().__init__(cache.columns.table, tokens, cache.page_bytes, cache.adopt)
+        super().__init__(cache.columns.table, tokens, cache.adopt)
         self._when_stored = cache.when_stored
 
     def store(self, row: int, tokens: Sequence[int], salt: int = 0) -> None:

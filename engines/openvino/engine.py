@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.base import Engine, EngineSpec, Step
 from engines.kinds import QUANTIZED
-from engines.openvino.cache import OpenVinoCache
+from engines.openvino.cache import Array, OpenVinoCache
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
 from engines.openvino.run import Run
 from engines.placement import Placement
 from mtad.errors import InvalidInput
-
-Array = NDArray[Any]
 
 COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
 """OpenVINO's names of the types that it computes in."""
@@ -48,8 +45,7 @@ class OpenVinoEngine(Engine):
 
     def __init__(self, folder: Path, spec: EngineSpec, placement: Placement) -> None:
         self.spec = spec
-        ov = self._ov = load_openvino()
-        core = ov.Core()
+        self._ov = load_openvino()
         has_bfloat16 = computes_bfloat16()
         compute = placement.compute or ("bfloat16" if has_bfloat16 and spec.precision not in QUANTIZED else "float32")
         kv_cache = placement.kv_cache or compute
@@ -69,7 +65,7 @@ class OpenVinoEngine(Engine):
         model = read_graph(folder / "model.onnx", spec)
         if placement.threads > 1 and compute == "bfloat16":
             transpose_weights(model)
-        compiled = core.compile_model(model, "CPU", options)
+        compiled = self._ov.Core().compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()
         ports = [port for port in compiled.inputs if "_cache." in port.any_name]
         for port in ports[1::2]:  # of values; quantized keys have rows for scales and zero points besides
@@ -122,25 +118,22 @@ class OpenVinoEngine(Engine):
     def _infer(self, run: Run, logits: Tensor) -> None:
         """Run, writing the kept logits to `logits`, [.., V] of one for each."""
         try:
-            self._compute(run, logits)
+            self.cache.grow()
+            self.cache.copy_pages(run.copies)
+            for name, value in run.feeds.items():
+                array = self._feeds.get(name)
+                if array is None or array.shape != value.shape:  # else it takes the memory that OpenVINO knows
+                    array = self._feeds[name] = np.empty_like(value)
+                    self._request.set_tensor(name, self._ov.Tensor(array, shared_memory=True))
+                array[...] = value
+            if logits is not self._logits:
+                self._logits, flat = logits, logits.view(1, -1, logits.shape[-1]).numpy()
+                self._request.set_tensor("logits", self._ov.Tensor(flat, shared_memory=True))
+            self._request.infer()
         except BaseException:
             self.cache.columns.take_back(run)
             raise
         self.cache.run_late()
-
-    def _compute(self, run: Run, logits: Tensor) -> None:
-        self.cache.grow()
-        self.cache.copy_pages(run.copies)
-        for name, value in run.feeds.items():
-            array = self._feeds.get(name)
-            if array is None or array.shape != value.shape:  # else it takes the memory that OpenVINO knows
-                array = self._feeds[name] = np.empty_like(value)
-                self._request.set_tensor(name, self._ov.Tensor(array, shared_memory=True))
-            array[...] = value
-        if logits is not self._logits:
-            self._logits, flat = logits, logits.view(1, -1, logits.shape[-1]).numpy()
-            self._request.set_tensor("logits", self._ov.Tensor(flat, shared_memory=True))
-        self._request.infer()
 
 
 def _bind(request: Any, ports: Sequence[Any], number: int, raw: Array) -> None:
@@ -148,5 +141,4 @@ def _bind(request: Any, ports: Sequence[Any], number: int, raw: Array) -> None:
     ov, port = load_openvino(), ports[number]
     shape = [len(raw), *(dim.get_length() for dim in list(port.partial_shape)[1:])]
     kind = port.element_type.to_dtype() if port.element_type != ov.Type.bf16 else np.uint16
-    tensor = ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type)
-    request.set_tensor(port.any_name, tensor)
+    request.set_tensor(port.any_name, ov.Tensor(raw.view(kind).reshape(shape), ov.Shape(shape), port.element_type))

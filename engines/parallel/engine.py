@@ -110,8 +110,9 @@ class ParallelPrefixCache(PrefixCache):
     """Kept prefixes: rank 0 knows which, and every rank keeps those of its shard."""
 
     def __init__(self, worker: Worker, tokens: int) -> None:
+        super().__init__(tokens // KV_PAGE)
         self._run = worker.call_on_all_ranks
-        super().__init__(tokens // KV_PAGE, self._run("engine.cache.prefix_cache", tokens).bytes)
+        self._run("engine.cache.prefix_cache", tokens)
 
     def load(self, slots: Sequence[int], row: int, start: int, tokens: Sequence[int]) -> None:
         self._run("engine.cache.prefixes.load", slots, row, start, tokens)
@@ -121,7 +122,7 @@ class ParallelPrefixCache(PrefixCache):
 
     def close(self) -> None:
         """Keep nothing from now on: the ranks keep others."""
-        super().__init__(0, 0)
+        super().__init__(0)
 
 
 def open_parallel(folder: Path, spec: EngineSpec, ranks: int, placement: Placement) -> ParallelEngine:

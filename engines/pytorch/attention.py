@@ -114,8 +114,7 @@ def processors(device: torch.device) -> int:
     """How many a device has."""
     if device.type != "cuda":
         return INTERPRETER_PROCESSORS
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache

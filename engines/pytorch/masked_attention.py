@@ -28,7 +28,6 @@ def attend_masked(
     value: Tensor,
     attention_mask: Tensor,
     scaling: float | None = None,
-    dropout: float = 0.0,
     softcap: float | None = None,
     sliding_window: int | None = None,
     position_ids: Tensor | None = None,

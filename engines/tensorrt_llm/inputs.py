@@ -98,8 +98,7 @@ def check_inputs(engine: Any, plan: TensorRtPlan, cache: BlockPool) -> None:
     Raises:
         InvalidInput: it was built otherwise.
     """
-    sizes = plan.decode_rows, plan.decode_tokens, 1, plan.decode_tokens
-    ours = new_inputs(cache, 0, GENERATION, *sizes)
+    ours = new_inputs(cache, 0, GENERATION, plan.decode_rows, plan.decode_tokens, 1, plan.decode_tokens)
     theirs = {engine.get_tensor_name(at) for at in range(engine.num_io_tensors)} - {"logits"}
     wrong = sorted(theirs ^ ours.keys())
     for name in theirs & ours.keys():

@@ -18,8 +18,9 @@ from engines.base import Engine, Step
 from engines.cache.base import KvCache
 from engines.cache.prefix import PrefixCache
 from engines.vocabulary import Text, Translation
+from mtad.constrain import Floats, Ints
 from mtad.errors import InvalidInput
-from runtime.decoder.engine_role import EngineRole, Floats, Ints, StepInputs
+from runtime.decoder.engine_role import EngineRole, StepInputs
 from runtime.decoder.kv_cache import PIECE
 
 FEW, UNKNOWN = 8, -1e8
@@ -75,7 +76,6 @@ class TranslatedPrefixes(PrefixCache):
 
     def __init__(self, cache: TranslatedCache, tokens: int) -> None:
         self._cache, self._words, self._own = cache, cache.words, cache.own.prefix_cache(tokens)
-        self.bytes = self._own.bytes
 
     def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         text = self._cache.texts[row]

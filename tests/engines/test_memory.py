@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_the_budget_counts_what_is_allocated(pair_folders: Callable[[str], Path]
     assert memory.rows * memory.row == sum(engine.cache.kv.nbytes for engine in engines)
     prefixes = llm.loop.caches.prefixes
     assert prefixes is not None
-    assert memory.prefixes == sum(cache.bytes for cache in prefixes)
+    assert memory.prefixes == sum(cast(Any, cache)._pool.nbytes for cache in prefixes)
     stored = [folder / name / file for name in ("target", "auxiliary") for file in ("model.onnx", "model.onnx.data")]
     assert memory.weights == sum(path.stat().st_size for path in stored)
     assert memory.total == memory.weights + memory.prefixes + memory.rows * (memory.row + memory.logits)

@@ -148,7 +148,7 @@ class ICudaEngine:
     """Attributes: contexts: those made, in order; their rules: memory is the caller's, shapes compile at once."""
 
     def __init__(self, graph: Path, profiles: Sequence[Mapping[str, Any]]) -> None:
-        self._session, self._profiles = open_session(graph, 1), profiles
+        self._session, self._profiles = open_session(graph, 1, None, None), profiles
         self.contexts: list[IExecutionContext] = []
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
