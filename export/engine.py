@@ -67,8 +67,7 @@ def write_engine(
     if kind.of_graph and spec.dtype == "bfloat16":
         _verify_widened(folder, spec, weights, empty)
     else:
-        expected = expectation(empty, weights, spec)
-        verify(open_model(folder, written, Placement(threads=threads)), expected)
+        verify(open_model(folder, written, Placement(threads=threads)), expectation(empty, weights, spec))
     if kind.of_graph and spec.plan is not None and build(folder, checkpoint, spec, progress):
         verify(open_model(folder, few_rows(spec)), expectation(empty, weights, spec))
 

@@ -119,8 +119,7 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
             plan = EngineBytesFromNetwork(network, config, save_timing_cache=times)()
         except PolygraphyException as error:
             lines = [*(line for line in said if "In node" in line), *said, str(error)]  # the parser's own words first
-            reason = " ".join(lines[0].split())
-            problem = f"{spec.architecture} cannot be built ({reason})"
+            problem = f"{spec.architecture} cannot be built ({' '.join(lines[0].split())})"
             if spec.attention == "operator":
                 problem += "; --attention decomposed uses older operators"
             raise InvalidInput("to", spec.format, problem) from error
@@ -177,8 +176,7 @@ def _check_polygraphy(format: str) -> None:
     if "polygraphy.backend.trt" not in sys.modules:
         config.USE_TENSORRT_RTX = wanted
     if wanted != config.USE_TENSORRT_RTX:
-        problem = "a plan of another format was built in this process; use another one"
-        raise InvalidInput("to", format, problem)
+        raise InvalidInput("to", format, "a plan of another format was built in this process; use another one")
 
 
 @contextlib.contextmanager

@@ -85,8 +85,7 @@ def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -
     try:
         base = find(name, trained_on, weights)
     except InvalidInput as error:
-        problem = f"its base_model_name_or_path, {trained_on}: {error.problem}"
-        raise InvalidInput(name, source, problem) from None
+        raise InvalidInput(name, source, f"its base_model_name_or_path, {trained_on}: {error.problem}") from None
     own = _digest([folder / ADAPTER, *sorted(folder.glob("adapter_model.*"))])
     digest = hashlib.sha256(f"{base.digest} {own}".encode()).hexdigest() if base.digest else ""
     return replace(base, source=origin, adapter=folder, digest=digest)
@@ -119,5 +118,4 @@ def _download(name: str, source: str, weights: bool, revision: str | None) -> tu
                 break
         return folder, 0
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        problem = f"no such folder, and the hub request failed: {first_line(error)}"
-        raise InvalidInput(name, source, problem) from None
+        raise InvalidInput(name, source, f"no such folder, and the hub request failed: {first_line(error)}") from None

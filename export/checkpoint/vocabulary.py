@@ -37,11 +37,10 @@ def describe_vocabularies(
     drafted = Translation.of(target, auxiliary).drafted
     shared, end = int((drafted >= 0).sum()), target.eos_token_id
     if shared < LEAST * len(ours) or end is None or drafted[end] < 0:
-        problem = (
-            f"{shared} of the target's {len(ours)} tokens are in both vocabularies ({shared / len(ours):.0%}), but at "
-            f"least {LEAST:.0%} and one that ends a text must be; give another, or none, and drafts are looked up"
-        )
-        raise InvalidInput("auxiliary", auxiliary.name_or_path, problem)
+        problem = f"{shared} of the target's {len(ours)} tokens are in both vocabularies ({shared / len(ours):.0%})"
+        needed = f"but at least {LEAST:.0%} and one that ends a text must be"
+        remedy = "give another, or none, and drafts are looked up"
+        raise InvalidInput("auxiliary", auxiliary.name_or_path, f"{problem}, {needed}; {remedy}")
     return said | {"auxiliary_vocabulary_hash": vocabulary_hash(theirs), "shared_tokens": shared}
 
 

@@ -106,18 +106,14 @@ def constant(value: ir.Value) -> np.ndarray:
     return value.const_value.numpy()
 
 
-def lazy(
-    name: str | None, dtype: ir.DataType | None, shape: ir.ShapeProtocol | None, read: Callable[[], np.ndarray]
-) -> ir.LazyTensor:
+def lazy(name: str | None, dtype: ir.DataType | None, shape: ir.ShapeProtocol | None, read: Read) -> ir.LazyTensor:
     """A tensor that `read` gives, of that type and shape already, when it is written."""
     assert dtype is not None
     assert isinstance(shape, ir.Shape)
     return ir.LazyTensor(lambda: ir.Tensor(read(), dtype=dtype), dtype=dtype, shape=shape, name=name)
 
 
-def initializer(
-    graph: ir.Graph, name: str, dtype: ir.DataType | None, shape: Sequence[int], read: Callable[[], np.ndarray]
-) -> ir.Value:
+def initializer(graph: ir.Graph, name: str, dtype: ir.DataType | None, shape: Sequence[int], read: Read) -> ir.Value:
     """An initializer that `read` gives, in any type, when it is written; the graph's own if it has one of that name."""
     if name not in graph.initializers:
         assert dtype is not None

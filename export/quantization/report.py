@@ -110,9 +110,7 @@ def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[
     }
 
 
-def measure(
-    reference: Path, pair: Path, name: str, calibration: Calibration, engine: Path | None = None
-) -> dict[str, Any]:
+def measure(reference: Path, pair: Path, name: str, calibration: Calibration, engine: Path | None) -> dict[str, Any]:
     """One engine's part of the report.
 
     Args:

@@ -63,8 +63,7 @@ def ancestors_of(parents: Tensor) -> Tensor:
     seen = torch.zeros(rows, nodes, nodes, dtype=torch.bool)
     for node in range(nodes):
         up = parents[:, node]
-        above = seen[torch.arange(rows), up.clamp(min=0)] & (up >= 0)[:, None]
-        seen[:, node] = above
+        seen[:, node] = seen[torch.arange(rows), up.clamp(min=0)] & (up >= 0)[:, None]
         seen[:, node, node] = True
     return seen
 
