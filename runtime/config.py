@@ -116,16 +116,6 @@ class RuntimeConfig:
         """Prompt tokens kept for reuse, of engines with `capacity` columns per row."""
         return 2 * capacity if self.prefix_tokens is None else self.prefix_tokens
 
-    def check_open(self) -> None:
-        """Refuse options that no longer count, because the pair is open already.
-
-        Raises:
-            InvalidInput: one of them differs from its default; it is named.
-        """
-        for name in AT_OPENING:
-            if getattr(self, name) != getattr(RuntimeConfig, name):
-                raise InvalidInput(name, getattr(self, name), "the pair is already open; give the option to open_pair")
-
 
 def describe(config: type) -> dict[str, str]:
     """What a class's docstring says about each of its attributes, by name; of methods, what their table says."""

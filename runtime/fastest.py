@@ -116,8 +116,7 @@ def draft_seconds(engine: Engine, rows: int) -> float:
 
 
 def _store(engine: Engine, rows: int, tokens: int) -> None:
-    prompt = torch.zeros(rows, tokens, dtype=torch.int64)
-    engine.step(Step.causal(prompt, 0, engine.spec.capacity, torch.arange(0)))
+    engine.step(Step.causal(torch.zeros(rows, tokens, dtype=torch.int64), 0, engine.spec.capacity, torch.arange(0)))
 
 
 def _least(engine: Engine, steps: Sequence[Step]) -> float:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from engines.capture import CudaRecorder, Recorder
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.config import RuntimeConfig
+from runtime.config import AT_OPENING, RuntimeConfig
 from runtime.constraints.constraint import Constrainer
 from runtime.constraints.follower import Grammar
 from runtime.decoder.block import BlockRunner
@@ -73,8 +73,9 @@ class LLM:
         recorder: Recorder | None = None,
     ) -> None:
         self.config = config = config or RuntimeConfig()
-        if isinstance(pair, Pair):
-            config.check_open()
+        for name in AT_OPENING if isinstance(pair, Pair) else ():
+            if (value := getattr(config, name)) != getattr(RuntimeConfig, name):
+                raise InvalidInput(name, value, "the pair is already open; give the option to open_pair")
         self.pair = pair = pair if isinstance(pair, Pair) else open_pair(pair, config)
         spec, device = pair.target.spec, pair.device
         if config.nodes >= spec.capacity:
@@ -236,8 +237,7 @@ class LLM:
         opening, closing = (self.tokenize(tag, special_tokens=False) for tag in tags)
         if not (opening and closing):
             raise InvalidInput("thinking_tags", tags, "the tokenizer makes no tokens of one of them")
-        inside = opened(prompt, opening, self.pair.tokenizer)
-        return Thoughts(opening, closing, inside, params.thinking_token_budget)
+        return Thoughts(opening, closing, opened(prompt, opening, self.pair.tokenizer), params.thinking_token_budget)
 
     def add(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Request:
         """Queue one request.

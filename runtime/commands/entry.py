@@ -170,5 +170,4 @@ def add_decoding(parser: Parser, but: Collection[str] = ()) -> None:
 
     names = [field.name for field in fields(DecodingParams) if field.name not in but]
     for number, title in enumerate(DECODING):
-        target = parser.add_argument_group(title)
-        add_options(target, DecodingParams, [name for name in names if group(name) == number])
+        add_options(parser.add_argument_group(title), DecodingParams, [name for name in names if group(name) == number])

@@ -35,6 +35,5 @@ def main() -> None:
     from runtime.triton.repository import write_model
 
     engine = RuntimeConfig(**given_options(given, RuntimeConfig))
-    own = {**given_options(given, TritonOptions), "pair": str(given.pair), "engine": engine}
-    options = TritonOptions(**own)
+    options = TritonOptions(str(given.pair), engine=engine, **given_options(given, TritonOptions, ("request_seconds",)))
     print(write_model(given.repository, given.model, options, given.environment, given.copy, given.overwrite))

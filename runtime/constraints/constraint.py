@@ -56,9 +56,7 @@ class Constrainer:
             self.words(params.bad_words)
         return (grammar or self.grammars.compile(params)) if params.constrained else None
 
-    def constraint(
-        self, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None = None
-    ) -> Constraint | None:
+    def constraint(self, params: DecodingParams, prompt: Sequence[int], grammar: Grammar | None) -> Constraint | None:
         """The constraint of a request that starts to run; None if it asks for nothing.
 
         Args:

@@ -34,9 +34,7 @@ class Trials:
         gives_way: whether it runs only where no other thread would.
     """
 
-    def __init__(
-        self, doing: str, settings: Callable[[], dict[str, object]], seconds: float, gives_way: bool = False
-    ) -> None:
+    def __init__(self, doing: str, settings: Callable[[], dict[str, object]], seconds: float, gives_way: bool) -> None:
         self._doing, self._settings, self._running, self._closed = doing, settings, Lock(), False
         self.seconds, self.gives_way = seconds, gives_way
         self._process: Popen[str] | None = None
@@ -78,8 +76,7 @@ class Trials:
             command = [sys.executable, "-P", trial_process.__file__]
             # of the same session, in which alone its low priority counts (sched(7), autogroups)
             self._process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, process_group=0)
-            limits = {"seconds": self.seconds, "gives_way": self.gives_way}
-            messages.insert(0, self._settings() | limits)
+            messages.insert(0, self._settings() | {"seconds": self.seconds, "gives_way": self.gives_way})
         with contextlib.suppress(BrokenPipeError):
             for message in messages:
                 print(json.dumps(message), file=self._process.stdin, flush=True)
@@ -100,7 +97,7 @@ class Pool:
     """
 
     def __init__(self, doing: str, settings: Callable[[], dict[str, object]], gives_way: bool = True) -> None:
-        self.quick = Trials(doing, settings, trial_process.QUICK_SECONDS)
+        self.quick = Trials(doing, settings, trial_process.QUICK_SECONDS, gives_way=False)
         self.slow = Trials(doing, settings, trial_process.SECONDS, gives_way)
         self._threads = ThreadPoolExecutor(1, "mtad-quick"), ThreadPoolExecutor(1, "mtad-slow")
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from mtad.batch import ScoredTrees, Trees
-
-Ints = npt.NDArray[np.int64]
+from mtad.constrain import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class TokenDetails:
     rejected: list[DraftedToken] = field(default_factory=list)
 
 
-def details_of(
-    row: int, trees: Trees, scored: ScoredTrees, kept: Sequence[int], logits: npt.NDArray[np.float32]
-) -> list[TokenDetails]:
+def details_of(row: int, trees: Trees, scored: ScoredTrees, kept: Sequence[int], logits: Floats) -> list[TokenDetails]:
     """Details of a row's accepted tokens, and of the target's own behind them.
 
     Args:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from engines.base import Engine, Step, mask_length
 from engines.buffers import Arena, LruCache, size_of, to_device, views
 from engines.capture import Recorder, Uncapturable, Work
+from mtad.constrain import Floats
 from runtime.decoder.buckets import Buckets
 from runtime.scheduler.request import TokenScore
 
@@ -26,9 +26,6 @@ MAX_KEPT_STEPS, MAX_CAPTURED_STEPS = 256, 64
 """Steps whose memory is kept as it is: an engine need not prepare itself for it again. On a device each has graphs."""
 
 log = logging.getLogger(__name__)
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 
 class DeviceStep(NamedTuple):
@@ -77,8 +74,7 @@ class EngineRole:
         spec, pinned = engine.spec, engine.device.type == "cuda"
         self._on_device = recorder is not None or engine.device.type != "cpu"
         self._recorder = recorder or Recorder(str(engine.device))
-        captures = self._recorder.captures and engine.capturable
-        self._buckets = Buckets(spec.rows, spec.capacity) if captures else None
+        self._buckets = Buckets(spec.rows, spec.capacity) if self._recorder.captures and engine.capturable else None
         self._inputs, self._read = Arena(pinned=pinned), Arena(pinned=pinned)
         self._placed, self._logits = Arena(engine.device), Arena(engine.device)
         most = MAX_CAPTURED_STEPS if self._on_device else MAX_KEPT_STEPS

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from filelock import FileLock
 from numba import NumbaExperimentalFeatureWarning
 
@@ -22,8 +21,7 @@ from engines.placement import cores
 from mtad import block, lookup, step_inputs
 from mtad.batch import ScoredTrees, Trees
 from mtad.compiled import cache_folder, entry_of
-from mtad.constrain import Terms, constrain
-from mtad.draft import Ints
+from mtad.constrain import Floats, Ints, Terms, constrain
 from mtad.params import DecodingParams
 from mtad.random import fill_noise
 from runtime.constraints.constraint import Asks, asks_of, constrained
@@ -36,8 +34,6 @@ log = logging.getLogger(__name__)
 
 WORTH_THREADS = 2**19
 """Logits of a step from which its rows are shared out among threads: waking one takes as long as filtering 30,000."""
-
-Floats = npt.NDArray[np.float32]
 
 
 class HostRunner:

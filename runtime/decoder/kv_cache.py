@@ -189,8 +189,7 @@ class KvCaches:
         next one writes them anew.
         """
         for row, request in enumerate(requests):
-            drafted = max(0, request.committed - 2)
-            request.auxiliary_cached = min(request.auxiliary_cached, drafted)
+            request.auxiliary_cached = min(request.auxiliary_cached, max(0, request.committed - 2))
             self.target.engine.cache.clear(row, request.target_cached)
             self.auxiliary.engine.cache.clear(row, request.auxiliary_cached)
 

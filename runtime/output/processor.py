@@ -17,9 +17,6 @@ from runtime.scheduler.request import Acceptance, Request
 from runtime.scheduler.statistics import Totals
 from runtime.scheduler.thoughts import Thoughts
 
-TopTokens = list[list[tuple[int, float]]]
-"""The likeliest tokens of one row and their log-probabilities, at each emitted position."""
-
 
 class OutputProcessor:
     """Gives every request that begins its detokenizer and its constraint, and keeps the figures of all.
@@ -139,8 +136,8 @@ class OutputProcessor:
         return forced
 
 
-def _top_tokens(logits: npt.NDArray[np.float32], count: int) -> TopTokens:
-    """The target's likeliest tokens at each emitted position, at temperature 1 without a filter.
+def _top_tokens(logits: npt.NDArray[np.float32], count: int) -> list[list[tuple[int, float]]]:
+    """The target's likeliest tokens and their log-probabilities at each emitted position, at temperature 1, unfiltered.
 
     Args:
         logits: float32 [N, V].

@@ -176,11 +176,7 @@ class Scheduler:
         return [*self.running, *filter(None, [self.joining])]
 
     def schedule(
-        self,
-        prompt_tokens: int,
-        caches: KvCaches,
-        is_drafted: Callable[[Request], bool] = lambda request: True,
-        piece_floor: int = 0,
+        self, prompt_tokens: int, caches: KvCaches, is_drafted: Callable[[Request], bool], piece_floor: int
     ) -> Plan:
         """Admit requests while rows, memory and tokens last; says which prompts the step prefills.
 

@@ -125,8 +125,7 @@ class Guard:
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared[:20]) > most:
             raise too_large
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._options.body_seconds
+        deadline = asyncio.get_running_loop().time() + self._options.body_seconds
 
         async def limited() -> Message:
             nonlocal complete

@@ -205,8 +205,7 @@ class ChatCompletionRequest(Body):
     def plain(self) -> tuple[list[Any], list[dict[str, Any]]]:
         """The messages and the tools that a chat template gets."""
         tools = () if self.tool_choice == "none" else self.tools
-        told = [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
-        return self.messages, told
+        return self.messages, [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
 
     @property
     def alternatives(self) -> int | None:

@@ -40,7 +40,7 @@ from runtime.server.schema import PARAMETERS, Body, ChatCompletionRequest, Compl
 from runtime.server.streaming import Responder, cancel_on_disconnect
 from runtime.server.tracing import begin_span, describe_request, end_span
 
-ParsedRequest = tuple[DecodingParams, Calling | None]
+Asked = tuple[DecodingParams, Calling | None]
 """What a request asks for: its parameters, and how answers may call functions."""
 
 
@@ -123,7 +123,7 @@ class Service:
     async def scrape(self, _: Request) -> Response:
         return await self._scrapes.answer(self.metrics.families)
 
-    def _parse(self, body: Body) -> ParsedRequest:
+    def _parse(self, body: Body) -> Asked:
         pair, calling = self.engine.llm.pair, None
         params = body.parameters(pair.defaults)
         if isinstance(body, ChatCompletionRequest):
@@ -132,9 +132,7 @@ class Service:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
         return params, calling
 
-    async def _submit(
-        self, body: Body, asked: ParsedRequest, request: Request, span: Span, arrived: float
-    ) -> Responder:
+    async def _submit(self, body: Body, asked: Asked, request: Request, span: Span, arrived: float) -> Responder:
         params, calling = asked
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:

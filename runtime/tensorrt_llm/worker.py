@@ -39,7 +39,6 @@ GIVEN = ("draft_probs", "draft_token_ids", "target_probs", "deterministic", "see
 """What the library's function is given, by name."""
 CALLED = ("self", "logits", "draft_tokens", "draft_probs", "num_contexts", "batch_size", "spec_metadata")
 """What the method that calls it is given."""
-Chosen = tuple[Tensor, Tensor]
 
 PARALLEL = ("--tp", "--tensor_parallel", "--pp", "--pipeline_parallel")
 """How options of `trtllm-serve` begin that would start ranks."""
@@ -173,7 +172,7 @@ def accept_by(threshold: float) -> Any:
         deterministic: bool = True,
         seed: Tensor | None = None,
         offset: Tensor | None = None,
-    ) -> Chosen:
+    ) -> tuple[Tensor, Tensor]:
         """Tokens int32 [G, 1 + D], the kept and one more, and how many count, int32 [G]; nothing is read back.
 
         Args:
@@ -190,7 +189,7 @@ def accept_by(threshold: float) -> Any:
     return accept
 
 
-def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> Chosen:
+def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold: float) -> tuple[Tensor, Tensor]:
     """Decide chains by the joint rule: tokens int64 [G, 1 + D], the kept and one more; their count, int64 [G].
 
     Args:

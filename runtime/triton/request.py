@@ -56,8 +56,7 @@ def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int,
                 if value not in tensor.neutral:
                     raise InvalidInput(tensor.name, value, tensor.problem)
             case "end" if value not in eos:
-                problem = f"texts end with {' or '.join(map(str, eos))}; leave it out"
-                raise InvalidInput(tensor.name, value, problem)
+                raise InvalidInput(tensor.name, value, f"texts end with {' or '.join(map(str, eos))}; leave it out")
             case "parameter" | "drafted" as role:
                 field, own = tensor.field, value
                 if role == "drafted" and not value:  # it switches drafting off, as in TensorRT-LLM
@@ -89,8 +88,7 @@ def _value(tensor: TritonTensor, values: Array) -> Any:
     try:
         return json.loads(items[0])
     except ValueError as error:
-        problem = f'not JSON: {error}; give an object such as {{"17": -5}}'
-        raise InvalidInput(tensor.name, items[0], problem) from None
+        raise InvalidInput(tensor.name, items[0], f'not JSON: {error}; give an object such as {{"17": -5}}') from None
 
 
 def _plain(name: str, value: Any) -> Any:

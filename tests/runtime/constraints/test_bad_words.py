@@ -23,7 +23,7 @@ def forbidden(words: BadWords, text: tuple[int, ...], vocab_size: int) -> list[i
 
 def test_the_prompt_is_not_a_part_of_a_bad_word() -> None:
     maker = Constrainer(letters("abcd"), 5, [0])
-    constraint = maker.constraint(replace(FREE, bad_words=("ab",)), (1,))
+    constraint = maker.constraint(replace(FREE, bad_words=("ab",)), (1,), None)
     assert constraint is not None
     assert constraint.words is not None
     assert forbidden(constraint.words, constraint.tail, 5) == []
@@ -33,7 +33,7 @@ def test_the_prompt_is_not_a_part_of_a_bad_word() -> None:
 
 def test_bad_words_of_a_request_with_a_grammar_hold_in_its_thoughts_too() -> None:
     maker = Constrainer(letters("abc"), 4, [0])
-    constraint = maker.constraint(replace(FREE, regex="a+", bad_words=("b",)), ())
+    constraint = maker.constraint(replace(FREE, regex="a+", bad_words=("b",)), (), None)
     assert constraint is not None
     constraint.thinking = True
     logits, root = np.zeros((1, 4), np.float32), (np.zeros((1, 0), np.int64), np.zeros(1, np.int64))
@@ -59,7 +59,7 @@ def test_a_word_without_tokens_is_refused_by_name() -> None:
 
 def test_a_grammar_that_a_bad_word_leaves_no_token_fails_if_taken_and_is_harmless_in_a_draft() -> None:
     maker = Constrainer(letters("abc"), 4, [0])
-    constraint = maker.constraint(replace(FREE, regex="a(bc|a)", bad_words=("bc",)), ())
+    constraint = maker.constraint(replace(FREE, regex="a(bc|a)", bad_words=("bc",)), (), None)
     assert constraint is not None
     assert constraint.follower is not None
     allowed = constraint.follower.allowed

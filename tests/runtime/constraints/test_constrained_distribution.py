@@ -65,7 +65,7 @@ def test_texts_are_distributed_as_the_constrained_targets(asked: str) -> None:
     params = replace(FREE, method="speculative", top_k=3, max_tokens=LENGTH, **ASKED[asked])
     pair = mock_pair(5, 1 + len(LETTERS), peak=1.0, noise=0.8)
     maker = Constrainer(letters(LETTERS), 1 + len(LETTERS), [END])
-    running = [Running(pair, params, seed, maker.constraint(params, ())) for seed in range(4000)]
+    running = [Running(pair, params, seed, maker.constraint(params, (), None)) for seed in range(4000)]
     finish(running, 1 + len(LETTERS), [END])
     assert not any(r.failed for r in running)
     target, law = constrained(pair.target, params), dict[Tokens, float]()
@@ -90,7 +90,7 @@ def test_a_forbidden_token_is_never_emitted(method: str) -> None:
         )
         for seed in range(10):
             pair, number = mock_pair(seed, vocab, peak=3.0, noise=1.0), len(running)
-            running.append(Running(pair, params, number, maker.constraint(params, ())))
+            running.append(Running(pair, params, number, maker.constraint(params, (), None)))
     finish(running, vocab, [END])
     for r in running:
         target = constrained(r.pair.target, r.params)

@@ -29,7 +29,7 @@ def constrainer(tokenizer: Tokenizer) -> Constrainer:
 
 def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> None:
     maker = Constrainer(letters("abc"), 4, [0, 3])
-    constraint = maker.constraint(replace(FREE, regex="ab?", frequency_penalty=0.5), ())
+    constraint = maker.constraint(replace(FREE, regex="ab?", frequency_penalty=0.5), (), None)
     assert constraint is not None
     paths, lengths = np.array([[[0, 0], [1, 0], [1, 2]]]), np.array([[0, 1, 2]])
     finite = np.isfinite(constrained(np.zeros((1, 3, 4), np.float32), asks_of([constraint]), paths, lengths))[0]
@@ -39,7 +39,7 @@ def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> N
 
 
 def test_tokens_that_end_a_text_and_that_the_vocabulary_lacks_are_nobodys() -> None:
-    constraint = Constrainer(letters("abc"), 4, [0, 4]).constraint(replace(FREE, min_tokens=2), ())
+    constraint = Constrainer(letters("abc"), 4, [0, 4]).constraint(replace(FREE, min_tokens=2), (), None)
     logits, paths, lengths = np.ones((1, 2, 4), np.float32), np.array([[[0], [1]]]), np.array([[0, 1]])
     found = constrained(logits, asks_of([constraint]), paths, lengths)
     assert found.tolist() == [[[-np.inf, 1, 1, 1]] * 2]
@@ -48,7 +48,7 @@ def test_tokens_that_end_a_text_and_that_the_vocabulary_lacks_are_nobodys() -> N
 def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_draft() -> None:
     maker = Constrainer(letters("ab"), 3, [0])
     params = replace(FREE, regex="a(bz|ab)")
-    constraint = maker.constraint(params, ())
+    constraint = maker.constraint(params, (), None)
     assert constraint is not None
     assert constraint.follower is not None
     allowed = constraint.follower.allowed
@@ -61,7 +61,7 @@ def test_a_point_whose_bytes_no_token_has_fails_if_taken_and_is_harmless_in_a_dr
     constraint.advance([1])
     assert allowed((2,))[0] == 1
     constraint.advance([1, 2, 0])
-    other = maker.constraint(params, ())
+    other = maker.constraint(params, (), None)
     assert other is not None
     with pytest.raises(InvalidInput, match=r"^regex .*no token can follow the first 2"):
         other.advance([1, 2, 0])
@@ -72,7 +72,7 @@ def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
 ) -> None:
     monkeypatch.setattr("runtime.constraints.follower.MASK_SECONDS", 0.0)
     monkeypatch.setattr("runtime.constraints.follower.MASK_CREDIT_SECONDS", 1e-9)
-    constraint = constrainer.constraint(replace(FREE, regex="[a-c]{9}"), ())
+    constraint = constrainer.constraint(replace(FREE, regex="[a-c]{9}"), (), None)
     assert constraint is not None
     assert constraint.follower is not None
     free = constraint.follower.allowed(())
@@ -83,14 +83,14 @@ def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
 
 
 def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constrainer) -> None:
-    constraint = constrainer.constraint(replace(FREE, regex="abc"), ())
+    constraint = constrainer.constraint(replace(FREE, regex="abc"), (), None)
     assert constraint is not None
     with pytest.raises(InvalidInput, match="a token after the first 2 is not allowed"):
         constraint.advance([65, 66, 66])
 
 
 def test_a_request_without_constraints_costs_nothing(constrainer: Constrainer) -> None:
-    assert constrainer.constraint(DecodingParams(stop=";", ignore_eos=True), (1, 2)) is None
+    assert constrainer.constraint(DecodingParams(stop=";", ignore_eos=True), (1, 2), None) is None
     assert asks_of([None, None]) == []
 
 

@@ -45,7 +45,7 @@ def made(tokenizer: Tokenizer) -> Iterator[Grammars]:
 
 @pytest.fixture
 def patient(tokenizer: Tokenizer) -> Iterator[Trials]:
-    found = Trials("compiling it", Grammars(tokenizer, 300, [0])._settings, seconds=20.0)
+    found = Trials("compiling it", Grammars(tokenizer, 300, [0])._settings, seconds=20.0, gives_way=False)
     yield found
     found.close()
 
@@ -149,7 +149,7 @@ def test_the_process_ends_with_its_parent_however_that_ends(tokenizer: Tokenizer
     program = f"""
 from runtime.constraints.trials import Trials
 settings = dict(tokenizer={tokenizer.to_str()!r}, vocab_size=300, eos=[0])
-run = Trials("compiling it", lambda: settings, seconds=1.0)
+run = Trials("compiling it", lambda: settings, seconds=1.0, gives_way=False)
 run.run("regex", "a")
 print(run._process.pid, flush=True)
 run.run("json_schema", {SLOW!r})

@@ -108,13 +108,13 @@ def test_what_is_computed_later_tells_nothing_of_a_pieces_time(monkeypatch: pyte
         loop.step()
     loop.scheduler.submit(Request(1, [2] * 11, params, 0), Request(2, [3] * 5, replace(params, prompt_logprobs=0), 0))
     loop.step()
-    assert seen == [(32, []), (32, []), (16, []), (0, []), (10, [10])]
+    assert seen == [(32, []), (32, []), (16, []), (0, []), (16, [10])], "a short piece counts as 16"
 
 
 def test_a_short_piece_counts_as_a_longer_one() -> None:
     loop = make_mock(rows=4).loop
     loop.scheduler.submit(*[Request(i, [1 + i] * 11, DecodingParams(max_tokens=4), i) for i in range(4)])
-    plan = loop.scheduler.schedule(40, loop.caches, piece_floor=20)
+    plan = loop.scheduler.schedule(40, loop.caches, lambda one: True, 20)
     assert ([piece.tokens for piece in plan.pieces], plan.spare_tokens) == ([10, 10], 0)
 
 
@@ -139,6 +139,6 @@ def test_a_token_of_a_prompt_that_is_scored_counts_twice(asked: int | None, toke
     loop = make_mock(rows=2).loop
     params = DecodingParams(max_tokens=4, prompt_logprobs=asked)
     loop.scheduler.submit(Request(0, [1] * 70, params, 0))
-    plan = loop.scheduler.schedule(40, loop.caches)
+    plan = loop.scheduler.schedule(40, loop.caches, lambda one: True, 0)
     assert [piece.end for piece in plan.pieces] == [tokens]
     assert plan.spare_tokens == 0

@@ -267,12 +267,12 @@ def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_c
     scheduler, memory = Scheduler(rows=4, capacity=256), cast(Any, Memory())
     requests = [make_request(0, prompt=11), make_request(1, prompt=21), make_request(2, prompt=31)]
     scheduler.submit(*requests)
-    plan = scheduler.schedule(45, memory)
+    plan = scheduler.schedule(45, memory, lambda one: True, 0)
     assert [(piece.request.id, piece.row, piece.end) for piece in plan.pieces] == [(0, 0, 10), (1, 1, 20), (2, 2, 15)]
     assert (ids(scheduler.running), plan.spare_tokens) == ([0, 1], 0)
     for piece in plan.pieces:
         piece.request.target_cached = piece.end
-    plan = scheduler.schedule(45, memory)
+    plan = scheduler.schedule(45, memory, lambda one: True, 0)
     assert [(piece.request.id, piece.end) for piece in plan.pieces] == [(2, 30)]
     assert (ids(scheduler.running), plan.spare_tokens) == ([0, 1, 2], 30)
 
@@ -280,7 +280,7 @@ def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_c
 def test_a_prompt_whose_step_was_interrupted_is_prefilled_by_the_next() -> None:
     scheduler, memory = Scheduler(rows=4, capacity=256), cast(Any, Memory())
     scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
-    first, again = scheduler.schedule(100, memory), scheduler.schedule(100, memory)
+    first, again = (scheduler.schedule(100, memory, lambda one: True, 0) for _ in range(2))
     assert again.pieces == first.pieces
 
 
@@ -293,7 +293,7 @@ def test_requests_give_up_their_rows_until_a_block_fits_and_wait_where_they_were
 
     scheduler = Scheduler(rows=4, capacity=256)
     scheduler.submit(make_request(0, prompt=11), make_request(1, prompt=21))
-    scheduler.schedule(100, cast(Any, Memory()))
+    scheduler.schedule(100, cast(Any, Memory()), lambda one: True, 0)
     assert ids(scheduler.make_room(cast(Any, Small()))) == [0]
     assert [(one.id, one.statistics.preemptions) for one in scheduler.waiting] == [(1, 1)]
 
