@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from mtad.random import hash_word
+from tests.support.chi_square import fit
 from tests.support.noise import draw_noise
 
 WORD = 2**64 - 1
@@ -73,8 +73,8 @@ def test_numbers_are_uniform_and_neighbours_independent() -> None:
     for numbers in (noise.draft, noise.accept, noise.bonus):
         assert numbers.min() >= 0
         assert numbers.max() < 1
-        assert chisquare(np.bincount((numbers.ravel() * 64).astype(int), minlength=64)).pvalue > 1e-4
+        assert fit(np.bincount((numbers.ravel() * 64).astype(int), minlength=64)) > 1e-4
     flat = np.concatenate([noise.draft.reshape(1000, -1), noise.accept.reshape(1000, -1), noise.bonus[:, None]], 1)
     bins = (flat * 8).astype(int)
     for along in (bins[:, :-1] * 8 + bins[:, 1:], bins[:-1] * 8 + bins[1:]):
-        assert chisquare(np.bincount(along.ravel(), minlength=64)).pvalue > 1e-4
+        assert fit(np.bincount(along.ravel(), minlength=64)) > 1e-4
