@@ -125,7 +125,7 @@ class Gated(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.up.weight
-        if self.up.bias is None and (tile := product_tile(x, len(weight), gated=True)):
+        if self.up.bias is None and (tile := product_tile(x, weight, gated=True)):
             out = x.new_empty(*x.shape[:-1], len(weight) // 2)
             return self.down(narrow_product(x.contiguous(), weight, out, tile, self.activation, self.norm))
         x = rms_norm(x, *self.norm) if self.norm else x
@@ -134,47 +134,63 @@ class Gated(torch.nn.Module):
 
 @torch.no_grad()
 def defer_norms(model: PreTrainedModel, attention: str) -> int:
-    """Let gated blocks apply the norms that they are given the results of, and count those; none, if others need them.
+    """Let gated blocks apply the norms that they are given the results of, and count those that nothing else needs.
 
-    `attention` is the one that the model then runs with.
+    Blocks of one name are tried together: norms that wait give no numbers, and the block is given what they were given,
+    so that another reader shows. `attention` is the one that the model then runs with.
     """
-    given: list[tuple[str, Tensor, Tensor]] = []  # of each norm that ran: its name, its input, its result
-    users = dict[str, Gated]()
+    ran: list[tuple[str, Tensor, Tensor]] = []  # of each norm: its name, what it was given, and its result
+    groups = dict[tuple[str, str], dict[str, Gated]]()
 
     def note(name: str, norm: torch.nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> Tensor:
         result = torch.full_like(result, torch.nan) if isinstance(norm, DeferredNorm) else result
-        given.append((name, inputs[0], result))
+        ran.append((name, inputs[0], result))
         return result
 
-    def look(gated: Gated, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for name, before, result in given:
+    def look(block: str, gated: Gated, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        for name, before, result in ran:
             if result is inputs[0]:
-                users[name] = gated
+                groups.setdefault((_kind(name), _kind(block)), {})[name] = gated
                 return (before if gated.norm else result,)
         return inputs
 
-    def run() -> Tensor:
-        norms = [(name, module) for name, module in model.named_modules() if isinstance(module, RmsNorm)]
-        hooks = [module.register_forward_hook(partial(note, name)) for name, module in norms]
-        blocks = [module for module in model.modules() if isinstance(module, Gated)]
-        hooks += [module.register_forward_pre_hook(look) for module in blocks]
+    def logits() -> Tensor:
+        ran.clear()
+        hooks = [m.register_forward_hook(partial(note, n)) for n, m in model.named_modules() if isinstance(m, RmsNorm)]
+        blocks = [(name, module) for name, module in model.named_modules() if isinstance(module, Gated)]
+        hooks += [module.register_forward_pre_hook(partial(look, name)) for name, module in blocks]
         try:
             return run_once(model, attention)[1].float()
         finally:
             for hook in hooks:
                 hook.remove()
 
-    plain = run()
-    norms: dict[str, Any] = {name: model.get_submodule(name) for name in users}
-    for name, norm in norms.items():
-        users[name].norm = Norm(norm.weight, norm.eps, norm.offset)
-        model.set_submodule(name, DeferredNorm(norm.weight, norm.eps, norm.offset))
-    if (run() - plain).norm() <= 0.1 * plain.norm():
-        return len(norms)
-    for name, norm in norms.items():
-        users[name].norm = None
-        model.set_submodule(name, norm)
-    return 0
+    plain, count = logits(), 0
+    for users in list(groups.values()):
+        norms: dict[str, Any] = {name: model.get_submodule(name) for name in users}
+        for name, norm in norms.items():
+            users[name].norm = Norm(norm.weight, norm.eps, norm.offset)
+            model.set_submodule(name, DeferredNorm(norm.weight, norm.eps, norm.offset))
+        if len(set(users.values())) == len(users) and _same(logits, plain):
+            count += len(norms)
+            continue
+        for name, norm in norms.items():
+            users[name].norm = None
+            model.set_submodule(name, norm)
+    return count
+
+
+def _kind(name: str) -> str:
+    """A module's name without the number of its layer."""
+    return re.sub(r"\.\d+\.", ".", name)
+
+
+def _same(logits: Callable[[], Tensor], plain: Tensor) -> bool:
+    """Whether a model that was changed gives the logits that it gave, up to rounding: it may break, or give NaN."""
+    try:
+        return bool((logits() - plain).norm() <= 0.1 * plain.norm())
+    except (AttributeError, RuntimeError, TypeError):
+        return False
 
 
 class Unadded:
@@ -194,7 +210,7 @@ class Unadded:
             if self._tried:
                 residual.fill_(torch.nan)
             return added
-        if tile := product_tile(self._x, len(self._weight), gated=False):
+        if tile := product_tile(self._x, self._weight, gated=False):
             return narrow_product(self._x.contiguous(), self._weight, residual, tile)
         flat = residual.view(-1, residual.shape[-1])
         return flat.addmm_(self._x.reshape(-1, self._x.shape[-1]), self._weight.t()).view(residual.shape)
@@ -222,18 +238,18 @@ def add_in_place(model: PreTrainedModel, attention: str) -> int:
     groups: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         if is_plain(module) and module.bias is None and module is not model.get_output_embeddings():
-            groups.setdefault(re.sub(r"\.\d+\.", ".", name), []).append(name)
-    plain, count = run_once(model, attention)[1].float(), 0
+            groups.setdefault(_kind(name), []).append(name)
+
+    def logits() -> Tensor:
+        return run_once(model, attention)[1].float()
+
+    plain, count = logits(), 0
     for names in groups.values():
         layers: list[Any] = [model.get_submodule(name) for name in names]
         added = [AddedLinear(layer) for layer in layers]
         for name, layer in zip(names, added, strict=True):
             model.set_submodule(name, layer)
-        try:
-            found = run_once(model, attention)[1].float()
-        except (AttributeError, RuntimeError, TypeError):
-            found = plain.new_full((), torch.nan)
-        good = (found - plain).norm() <= 0.1 * plain.norm()  # no number is none, and rounding is less
+        good = _same(logits, plain)
         count += len(names) if good else 0
         for name, layer, own in zip(names, layers, added, strict=True):
             own.tried = False

@@ -59,7 +59,10 @@ class Norm(NamedTuple):
 
 
 class ProductTile(NamedTuple):
-    """Sizes of a program of `narrow_product`: rows of the matrix, entries of them at a time, warps, and stages."""
+    """Sizes of a program of `narrow_product`: rows of the matrix, entries of each at a time, warps, stages.
+
+    Half of the rows of a gated block's program are of what goes through the activation.
+    """
 
     outputs: int
     inputs: int
@@ -68,28 +71,31 @@ class ProductTile(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Bytes of shared memory that it takes at most, in bfloat16."""
+        """Bytes of shared memory that it takes at most, in bfloat16, with 1 KiB for sums of the norm."""
         return 2 * (self.outputs + NARROW) * self.inputs * self.stages + 1024
 
 
-ADDED = ProductTile(32, 256, 4, 4), ProductTile(16, 256, 4, 4)
-GATED = ProductTile(256, 128, 8, 3), ProductTile(128, 128, 8, 4)
-"""The fastest of those tried on an H200 with five vectors and the matrices of Llama-3.1-8B and of Llama-3.2-1B. Half of
-the rows of a gated block's program are of what goes through the activation."""
+ADDED_TILES = ProductTile(32, 256, 4, 4), ProductTile(16, 256, 4, 4)
+GATED_TILES = ProductTile(256, 128, 8, 3), ProductTile(128, 128, 8, 4)
+"""The fastest of those tried on an H200 with five vectors and the matrices of Llama-3.1-8B and of Llama-3.2-1B."""
 
 
-def product_tile(x: Tensor, rows: int, gated: bool) -> ProductTile | None:
-    """The tile with which `narrow_product` multiplies `x` [..., D] by a matrix of so many rows; None if others should.
+def product_tile(x: Tensor, weight: Tensor, gated: bool) -> ProductTile | None:
+    """The tile with which `narrow_product` multiplies `x` [..., D] by `weight` [O, D]; None if cuBLAS should.
 
-    It is for few vectors, of bfloat16, since float16 has no room for what is not normed yet, and where its programs
-    keep most processors busy and fit in their memory. What is added has no fewer rows than entries: others split those.
+    It is for few vectors of bfloat16, since float16 has no room for what is not normed yet, and for matrices whose
+    tiles keep three quarters of the processors busy and fit in their memory. What is added to has no fewer outputs than
+    inputs: cuBLAS divides the inputs of others among processors, which is faster.
     """
-    size = x.shape[-1]
-    if x.dtype != torch.bfloat16 or x.numel() > NARROW * size or (not gated and rows < size):
+    outputs, size = weight.shape
+    if not (x.dtype == weight.dtype == torch.bfloat16 and weight.is_contiguous()):
         return None
-    for tile in GATED if gated else ADDED:
-        whole = size % tile.inputs == 0 == rows % tile.outputs
-        if whole and tile.memory <= shared_memory(x.device) and 4 * rows >= 3 * tile.outputs * processors(x.device):
+    if x.numel() > NARROW * size or (outputs < size and not gated):
+        return None
+    for tile in GATED_TILES if gated else ADDED_TILES:
+        whole = size % tile.inputs == 0 == outputs % tile.outputs
+        busy = outputs / tile.outputs >= 0.75 * processors(x.device)
+        if whole and busy and tile.memory <= shared_memory(x.device):
             return tile
     return None
 

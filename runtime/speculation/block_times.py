@@ -31,15 +31,16 @@ class BlockTimes:
         self._shapes = set[tuple[int, int]]()
         self._recent = deque([1.0], maxlen=KEPT)
 
-    def add(self, rows: int, length: int, seconds: float, alone: bool = True, single: bool = False) -> None:
-        """Learn from a block, unless something was computed beside it, or it is the first of its shape.
+    def add(self, rows: int, length: int, seconds: float, alone: bool = True, after_change: bool = False) -> None:
+        """Learn from a block, unless something was computed beside it, or the block before it had another shape.
 
         Args:
-            single: also from the first one after another shape, for which an engine may prepare itself.
+            after_change: also from one after another shape, for which an engine may prepare itself, but not from the
+                first one of all, for which it captures a graph or takes memory.
         """
         block = bucket(rows), length
         self._in_a_row = self._in_a_row + 1 if block == self._last_block else 0
-        is_first, self._last_block = not (self._in_a_row or (single and block in self._shapes)), block
+        is_first, self._last_block = not (self._in_a_row or (after_change and block in self._shapes)), block
         self._shapes.add(block)
         if is_first or not alone:
             return

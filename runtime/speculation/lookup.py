@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,15 @@ SALTS = 64  # for which texts of ended requests are kept
 
 Draft = list[list[int]]
 """The continuations of a looked-up draft, in ascending order and all of one length; [] for nothing."""
+
+
+class RanBlock(NamedTuple):
+    """A block of some rows with drafts of `length` at most, as `BlockTimes.add` takes it."""
+
+    rows: int
+    length: int
+    seconds: float
+    alone: bool
 
 
 @dataclass
@@ -69,7 +79,7 @@ class Lookups:
         self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
         self._node = (costs or DraftCosts()).node
         self._times, self._length, self._blocks_left, self._skipped = BlockTimes(), 0, 0, 0
-        self._drafted: tuple[int, int, float, bool] | None = None  # the latest draft's block
+        self._drafted: RanBlock | None = None  # with a draft, and not learnt yet
         self._usual = {greedy: Acceptance() for greedy in (False, True)}
 
     def find(self, requests: Sequence[Request]) -> list[Draft]:
@@ -117,21 +127,24 @@ class Lookups:
                 for own in (text.acceptance, usual) if request.params.timed else (text.acceptance,):
                     own.add(kept, len(draft[0]) if draft else 1)
         if any(request.looked_up for request in requests):
-            self._time(len(requests), max(len(draft[0]) if draft else 0 for draft in drafts), seconds, alone)
+            longest = max(len(draft[0]) if draft else 0 for draft in drafts)
+            self._learn(RanBlock(len(requests), longest, seconds, alone))
+        elif self._drafted:
+            self._times.add(*self._drafted, after_change=True)
+            self._drafted = None
 
-    def _time(self, rows: int, length: int, seconds: float, alone: bool) -> None:
+    def _learn(self, ran: RanBlock) -> None:
         """Learn what blocks take. What one after a draft takes longer, having another shape, is the draft's cost."""
         before, self._drafted = self._drafted, None
-        if before and not length and alone and 0 in self._times.measured(rows):
-            plain = self._times.expected(rows, [0])[0]
-            self._times.add(before[0], before[1], before[2] + seconds - plain, before[3], single=True)
-            return
         if before:
-            self._times.add(*before, single=True)
-        if length:
-            self._drafted = rows, length, seconds, alone
+            if ran.alone and not ran.length and ran.rows == before.rows and 0 in self._times.measured(ran.rows):
+                longer = ran.seconds - self._times.expected(ran.rows, [0])[0]
+                before = before._replace(seconds=before.seconds + max(0.0, longer))
+            self._times.add(*before, after_change=True)
+        if ran.length:
+            self._drafted = ran
         else:
-            self._times.add(rows, length, seconds, alone, single=True)
+            self._times.add(*ran, after_change=True)
 
     def record_end(self, request: Request) -> None:
         """Keep the text of a request that has ended, if drafts were looked up in it, for those that come."""

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from engines.base import KV_PAGE
 from engines.pytorch import attention_kernels, layer_kernels
 from engines.pytorch.attention import CHUNK, MEMBERS, MIN_SPLIT_COLUMNS, padded, tile
-from engines.pytorch.layer_ops import ADDED, GATED, NARROW, ProductTile
+from engines.pytorch.layer_ops import ADDED_TILES, GATED_TILES, NARROW, ProductTile
 from mtad.device import cut_kernels, decision_kernels, filter_kernels, launches, level_kernels
 from mtad.device.tables import BLOCK
 
@@ -36,6 +36,8 @@ CASES = (
     ("gate", 120, "bf16", 128, 16),
 )
 """Kernel, compute capability times 10, dtype, head size, queries of a row and KV head."""
+MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+"""Bytes of shared memory that a program may have, by compute capability."""
 LEVEL = {"WIDTH": 4, "SLOTS": 4, "BEAMS": 4, "FIRST": False}
 LEVEL_CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("scan_tables", 90, {}),
@@ -81,13 +83,13 @@ def compile_kernel(name: str, capability: int, dtype: str, head_dim: int, querie
     return {"name": name, "dtype": dtype, **compiled(kernel, kinds, constants, single, capability, options)}
 
 
-def compile_product(tile: ProductTile, gated: bool) -> dict[str, Any]:
+def compile_product(tile: ProductTile, gated: bool, capability: int) -> dict[str, Any]:
     """Compile the product of few vectors with a matrix, by one of its tiles; `memory` is what that is taken to need."""
     kernel, block = layer_kernels.narrow_product, tile.outputs // 2 if gated else tile.outputs
     constants = {"SIZE": 4096, "OUTPUTS": 14336, "ACTIVATION": "silu" if gated else "", "NORMED": gated}
     constants |= {"VECTORS": NARROW, "BLOCK": block, "DEPTH": tile.inputs, "STAGES": tile.stages}
     kinds = dict.fromkeys(kernel.arg_names, "*bf16") | {"vectors": "i32", "eps": "fp32", "offset": "fp32"}
-    made = compiled(kernel, kinds, constants, {"vectors", "eps", "offset"}, 90, {"num_warps": tile.warps})
+    made = compiled(kernel, kinds, constants, {"vectors", "eps", "offset"}, capability, {"num_warps": tile.warps})
     return {"name": "narrow_product", "memory": tile.memory, **made}
 
 
@@ -149,8 +151,10 @@ def spilled(cubin: bytes) -> int:
 if __name__ == "__main__":
     for case in CASES:
         print(json.dumps(compile_kernel(*case)), flush=True)
-    for gated, tiles in ((False, ADDED), (True, GATED)):
+    for gated, tiles in ((False, ADDED_TILES), (True, GATED_TILES)):
         for one in tiles:
-            print(json.dumps(compile_product(one, gated)), flush=True)
+            for capability, memory in MEMORY.items():
+                if one.memory <= memory:
+                    print(json.dumps(compile_product(one, gated, capability)), flush=True)
     for level in LEVEL_CASES:
         print(json.dumps(compile_level(*level)), flush=True)

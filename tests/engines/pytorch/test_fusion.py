@@ -87,8 +87,8 @@ SMALL = ProductTile(32, 16, 4, 2)
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of few vectors by our kernel, of matrices as small as the tests'."""
-    monkeypatch.setattr(layer_ops, "ADDED", [SMALL])
-    monkeypatch.setattr(layer_ops, "GATED", [SMALL])
+    monkeypatch.setattr(layer_ops, "ADDED_TILES", [SMALL])
+    monkeypatch.setattr(layer_ops, "GATED_TILES", [SMALL])
     monkeypatch.setattr(layer_ops, "processors", lambda device: 1)
 
 
@@ -125,7 +125,7 @@ def test_few_vectors_times_a_matrix_are_torchs(activation: str, normed: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("dtype", "vectors", "inputs", "rows", "outputs"),
+    ("dtype", "vectors", "inputs", "outputs", "chosen"),
     [
         (HALF, 16, 4096, 4096, 32),
         (HALF, 17, 4096, 4096, None),
@@ -138,14 +138,16 @@ def test_few_vectors_times_a_matrix_are_torchs(activation: str, normed: bool) ->
     ],
 )
 def test_few_bfloat16_vectors_have_a_product_of_their_own_with_matrices_that_keep_a_gpu_busy(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, vectors: int, inputs: int, rows: int, outputs: int | None
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, vectors: int, inputs: int, outputs: int, chosen: int | None
 ) -> None:
     monkeypatch.setattr(layer_ops, "processors", lambda device: 132)
-    x = torch.empty(1, vectors, inputs, dtype=dtype)
-    tile = product_tile(x, rows, gated=False)
-    assert (tile and tile.outputs) == outputs
+    x, weight = torch.empty(1, vectors, inputs, dtype=dtype), torch.empty(outputs, inputs, dtype=dtype, device="meta")
+    tile = product_tile(x, weight, gated=False)
+    assert (tile and tile.outputs) == chosen
+    assert product_tile(x, weight.t().contiguous().t(), gated=False) is None
+    assert product_tile(x, weight.float(), gated=False) is None
     monkeypatch.setattr(layer_ops, "shared_memory", lambda device: 48 * 1024)
-    assert product_tile(x, rows, gated=False) is None
+    assert product_tile(x, weight, gated=False) is None
 
 
 class Reading(torch.nn.Module):
@@ -160,11 +162,11 @@ class Reading(torch.nn.Module):
         return read
 
 
-@pytest.mark.parametrize(("read", "deferred"), [(False, 2), (True, 0)])
+@pytest.mark.parametrize(("read", "deferred"), [(False, 3), (True, 2)])
 def test_norms_wait_for_gated_blocks_if_nothing_else_needs_them(read: bool, deferred: int) -> None:
-    model = random_model("llama-3", 2)
-    if read:
-        model.get_submodule("model.layers.1").mlp = Reading(model.get_submodule("model.layers.1.mlp"))
+    model = random_model("llama-3", 3)
+    if read:  # those of the other layers have another name, as dense layers before a mixture of experts
+        model.get_submodule("model.layers.2").mlp = Reading(model.get_submodule("model.layers.2.mlp"))
     expected = logits_of(copy.deepcopy(model), NAME)
     fuse(model)
     assert sum(isinstance(module, DeferredNorm) for module in model.modules()) == deferred
