@@ -40,8 +40,7 @@ from mtad.errors import InvalidInput, first_line
 log = logging.getLogger(__name__)
 
 PLAIN, EXECUTED = "float32", "executed"
-"""Folders of the float32 pair that quantised engines are made of, and of what is run on a CPU in place of their plans,
-while they are made."""
+"""Folders, for a while, of the float32 pair that quantised engines are made of, and of what runs for plans."""
 
 
 def write_engine(
@@ -160,7 +159,7 @@ def quantize_engine(source: Path, folder: Path, checkpoint: Checkpoint, spec: En
     write_json(folder / REPORT, {"versions": {"onnxruntime": onnxruntime.__version__}, "verification": found})
 
 
-def write_static_engine(
+def write_static(
     source: Path,
     folder: Path,
     executed: Path,
@@ -216,8 +215,7 @@ def copy_without_model(source: Path, folder: Path) -> None:
 def write_reports(work: Path, pair: Path, plan: PairPlan, text: Calibration) -> None:
     """Complete the `quantization.json` of each quantised engine of a pair, measured beside the float32 pair in `work`.
 
-    Plans are not run: in place of one is run what its graph was verified as, or the float32 engine if it has no 8-bit
-    products.
+    In place of a plan is run what its graph was verified as, or the float32 engine if it has no 8-bit products.
     """
     plain, measured = work / PLAIN, pair
     planned = any(spec.plan is not None for _, spec, _ in plan.engines)

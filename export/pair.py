@@ -13,15 +13,7 @@ from pathlib import Path
 from engines.base import EngineSpec
 from engines.folder import read_json, read_spec, write_folder, write_json, write_spec
 from engines.kinds import QUANTIZED, STATIC
-from export.engine import (
-    EXECUTED,
-    PLAIN,
-    quantize_engine,
-    write_engine,
-    write_plain,
-    write_reports,
-    write_static_engine,
-)
+from export.engine import EXECUTED, PLAIN, quantize_engine, write_engine, write_plain, write_reports, write_static
 from export.options import MEASURED, ExportOptions, Progress
 from export.plan import PairPlan, plan_pair
 from mtad.errors import InvalidInput
@@ -70,7 +62,7 @@ def export_pair(
             elif spec.precision in STATIC:
                 assert plan.calibration is not None
                 executed = work / EXECUTED / model.name
-                write_static_engine(source, own, executed, model, spec, plan.calibration.texts[model.name], progress)
+                write_static(source, own, executed, model, spec, plan.calibration.texts[model.name], progress)
             else:
                 write_engine(own, model, spec, tokenizer, progress)
         for model, spec, _ in plan.engines:

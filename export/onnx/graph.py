@@ -120,8 +120,7 @@ def _split_gemm(graph: ir.Graph) -> None:
 def _dimensions(spec: EngineSpec) -> dict[str, tuple[str | int, ...]]:
     """Shape of each input and output of a graph; named dimensions are dynamic.
 
-    They are rows of the batch, tokens per row, columns of the mask, and positions with logits. Capacity is static, as
-    TensorRT's KVCacheUpdate asks.
+    They are rows, tokens per row, columns of the mask, and positions with logits. TensorRT asks for a static capacity.
     """
     dims = input_shapes(spec, "rows", "steps", "length", "kept")
     return {

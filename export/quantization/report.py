@@ -80,8 +80,7 @@ def compare_on_text(reference: Engine, engine: Engine, texts: Sequence[Sequence[
 
     Returns:
         `tokens` predicted; of the logits the largest and the mean absolute difference; of the Kullback-Leibler
-        divergence from the reference mean and largest, in nats; the fraction of tokens with the same most likely one;
-        both perplexities.
+        divergence from the reference mean and largest, in nats; how often the likeliest is the same; both perplexities.
     """
     tokens, most, total, agree = 0, 0.0, 0.0, 0
     divergences, losses = list[Tensor](), ([0.0], [0.0])

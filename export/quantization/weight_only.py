@@ -20,8 +20,7 @@ from export.onnx.folding import TRANSPOSED, constant, initializer, inputs_of, sa
 from mtad.errors import InvalidInput
 
 ACCURACY = 4
-"""`accuracy_level` of MatMulNBits: activations are quantised to int8, block by block, in registers. With 1 (float32) an
-int8 step takes some ten times as long."""
+"""`accuracy_level` of MatMulNBits: int8 activations, by block, in registers; 1 (float32) takes ten times as long."""
 CONTRIBUTED = "com.microsoft"
 """The operator domain that MatMulNBits belongs to."""
 
@@ -41,8 +40,7 @@ def quantize_graph(
 ) -> None:
     """Write a quantised copy of a float32 graph of `export.onnx.graph`.
 
-    Matrices that activations are multiplied with are quantised, the head among them; embeddings and norms stay as they
-    are. One float32 weight at a time is in memory.
+    Matrices of products are quantised, the head too; embeddings and norms stay. One float32 weight at a time is held.
 
     Args:
         path: the file to write, in another folder.

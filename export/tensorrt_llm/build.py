@@ -55,8 +55,7 @@ def plan_for(spec: EngineSpec, checkpoint: Checkpoint) -> TensorRtPlan:
     if not CAPABILITIES[0] <= (int(major), int(minor)) <= CAPABILITIES[1]:
         problem = f"TensorRT-LLM {RELEASE} has no kernel for trees on compute capability {gpu.compute_capability}"
         raise InvalidInput("device", gpu.name, f"{problem}, but on 8.0 to 9.0; use --to torch")
-    most = max(PREFILL_TOKENS, spec.rows * DECODE_TOKENS)
-    sizes = spec.rows, DECODE_TOKENS, min(most, spec.capacity)
+    sizes = spec.rows, DECODE_TOKENS, min(max(PREFILL_TOKENS, spec.rows * DECODE_TOKENS), spec.capacity)
     return TensorRtPlan(str(trt.__version__), gpu.name, (gpu.compute_capability,), *sizes)
 
 

@@ -172,10 +172,8 @@ def verify(engine: Engine, expected: Expectation, allowed: float | None = None) 
     spec, worst = engine.spec, float(_differences(engine, expected).abs().max())
     limit = TOLERANCE[spec.dtype] if allowed is None else allowed
     if not worst <= limit:
-        raise VerificationFailed(
-            f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g} "
-            f"(allowed for {spec.precision}: {limit}); the engine was not written"
-        )
+        problem = f"logits of the {spec.format} engine differ from the checkpoint's by {worst:.3g}"
+        raise VerificationFailed(f"{problem} (allowed for {spec.precision}: {limit}); the engine was not written")
     return worst
 
 
@@ -195,9 +193,8 @@ def verify_activations(engine: Engine, expected: Expectation, precision: str | N
     precision = precision or engine.spec.precision
     relative = float(_differences(engine, expected).square().mean().sqrt() / expected[1].std())
     if not relative <= ACTIVATIONS[precision]:
-        raise VerificationFailed(
-            f"with the same weights, logits of the {precision} engine differ from the checkpoint's by {relative:.3g} "
-            f"of their spread (allowed: {ACTIVATIONS[precision]}): quantised activations cost this model too much; "
-            "choose another precision; the engine was not written"
-        )
+        found = f"logits of the {precision} engine differ from the checkpoint's by {relative:.3g} of their spread"
+        problem = f"with the same weights, {found} (allowed: {ACTIVATIONS[precision]})"
+        remedy = "quantised activations cost this model too much; choose another precision; the engine was not written"
+        raise VerificationFailed(f"{problem}: {remedy}")
     return relative
