@@ -40,8 +40,7 @@ class EngineSpec:
         versions: package versions the exporter ran with.
         source: where that checkpoint was: a folder, or a hub id; empty if unknown.
         build_hash: sha256 over all that decides what is in the folder, see `export.plan`; empty if not exported.
-        attention: `operator`, or `decomposed`: the graph has operators of opset 18 only, and returns new columns of the
-            cache instead of writing them.
+        attention: `operator`, or `decomposed`: operators of opset 18 only, and new columns are returned, not written.
         plan: what the plan of a TensorRT format was built for; None for other formats.
         precision: one of `engines.kinds.PRECISIONS`; what the weights are.
     """
@@ -85,8 +84,7 @@ class Step:
 
     Attributes:
         tokens: int64 [R, S], tokens to run.
-        positions: int64 [R, S], position ids. A committed token lies in the column of its position, a tree node in
-            that column or a later one.
+        positions: int64 [R, S]. A committed token lies in the column of its position, a tree node there or behind it.
         write_at: int64 [R], first KV column written; S columns are written, padding counted.
         mask: bool [R, 1, S, L], the columns each token attends to, explicit always; L <= capacity, multiple of 64.
         keep: int64 [N], which of the S positions need logits; may be empty.

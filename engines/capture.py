@@ -113,8 +113,7 @@ class CudaRecorder(Recorder):
 def waits_are_errors() -> Iterator[None]:
     """Inside, torch's operations raise instead of making the host wait for the device: in every thread of the process.
 
-    Copies between devices that wait are among them; torch.cuda's documentation of `set_sync_debug_mode` says what is
-    not.
+    Copies between devices that wait are among them; see torch's `set_sync_debug_mode` for what is not.
     """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

@@ -55,8 +55,7 @@ class Kind:
         compiler: the Python module that builds and runs its plans.
         compiles: what its plans are made of.
         spare_columns: of its rows, behind their capacity: they take what padded rows of captured blocks write.
-        ahead_of_time: whether plans are built without a GPU, for the compute capabilities that are given; else on the
-            GPU that is to run them.
+        ahead_of_time: whether plans are built without a GPU, for compute capabilities; else on the GPU that runs them.
     """
 
     format: str

@@ -24,8 +24,7 @@ class Memory:
 
     Attributes:
         rows, capacity: requests at once, KV columns per row.
-        row: keys and values of one row, of both caches or of the one whose rows have memory of their own; and those of
-            beams that have some.
+        row: keys and values of a row, of caches whose rows have memory of their own; and those of beams that have some.
         logits: logits of one row at the largest draft, the target's and one working copy.
         prefixes: cached keys and values of earlier prompts, both engines.
         page_columns, page: columns and bytes of a page, of all caches whose rows share a pool of pages.

@@ -26,8 +26,7 @@ class Placement:
             (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
         kv_cache: of provider openvino, one of `engines.openvino.engine.KV_CACHE`; default: as `compute`.
-        attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/gpu.md); default: by the
-            device.
+        attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/gpu.md); default: by device.
 
     Raises:
         InvalidInput: not the name of a CPU or of a CUDA GPU, or there is no such GPU.

@@ -25,8 +25,7 @@ def read_prompts(path: Path) -> list[Example]:
     """All examples of a file.
 
     Raises:
-        InvalidInput: it cannot be read, is empty, a line is not a JSON object with a non-empty text `prompt`, or only
-            some lines have an `answer`.
+        InvalidInput: unreadable, empty, a line is no JSON object with a non-empty text `prompt`, or some lack `answer`.
     """
     found = []
     for number, line in enumerate(read_text("prompts", path).splitlines(), 1):

@@ -32,8 +32,7 @@ class TensorRtPlan:
 
     Attributes:
         version: of TensorRT or TensorRT-RTX; a plan runs on no other.
-        gpu: name of the GPU a TensorRT plan was timed on, and runs on; None for TensorRT-RTX, which compiles its
-            kernels on the GPU it finds.
+        gpu: name of the GPU a TensorRT plan was timed on, and runs on; None for TensorRT-RTX, compiled where it runs.
         compute_capabilities: those of the GPUs it runs on, `major.minor`.
         decode_rows, decode_tokens: most rows, and most tokens per row, of the profile for drafting and scoring.
         prefill_tokens: most tokens of the profile for prompts, which runs one row.

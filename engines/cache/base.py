@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 class KvCache(ABC):
     """Keys and values of an engine's rows.
 
-    A row that is released or cleared holds nothing from the given column on: no number that is left there reaches a
-    later step, not even one that is masked.
+    Released or cleared, a row holds nothing from the given column on: no number left there counts later, masked or not.
 
     Attributes:
         rows, capacity: of the cache; columns per row.
@@ -83,8 +82,7 @@ class KvCache(ABC):
         """Commit the accepted nodes of rows 0 .. R - 1: move their columns to the text's end.
 
         Args:
-            source, to: int64 [R, D] on the cache's device, ascending in each row, with to <= source; equal where a
-                column stays.
+            source, to: int64 [R, D] on the cache's device, ascending in each row, to <= source, equal where one stays.
         """
 
     @abstractmethod

@@ -15,8 +15,7 @@ from engines.cache.base import KvCache
 from engines.cache.prefix import PrefixCache
 
 MAX_COPIED = 0.25
-"""Part of a packed cache that a step over rows shorter than others may copy; one that needs more reads what the longest
-row needs."""
+"""Part of a packed cache that a step over shorter rows may copy; one that needs more reads what the longest needs."""
 
 
 class ColumnCache(KvCache):

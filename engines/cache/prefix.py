@@ -36,8 +36,7 @@ class PrefixCache:
     def restore(self, row: int, tokens: Sequence[int], start: int = 0, salt: int = 0) -> int:
         """Write what is known of `tokens` into `row`; returns the columns that are right, from 0.
 
-        Columns before `start` hold what they should already. What was stored with another salt, from 0 to
-        2**63 - 2, is not found.
+        Columns before `start` hold what they should. What has another salt, from 0 to 2**63 - 2, is not found.
         """
         chain = self._find(tokens, salt)
         first = start // KV_PAGE

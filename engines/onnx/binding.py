@@ -69,8 +69,7 @@ def _linked_weights(path: Path, beside: bool) -> list[Path]:
 class Binding:
     """One set of memory a session runs on.
 
-    Keeps a reference to every tensor it has bound, so an address stays valid for as long as it may be used, and binds a
-    name again only if it is given another tensor.
+    Keeps every tensor that it has bound, so that addresses stay valid, and binds a name again for another tensor only.
     """
 
     def __init__(self, session: ort.InferenceSession) -> None:

@@ -170,5 +170,4 @@ def without_slices(path: Path) -> bytes:
     for value in [*graph.input, *graph.output]:
         if value.name.startswith(("past_", "present_")):
             value.type.tensor_type.shape.dim[2].dim_param = "columns"
-    serialized: bytes = model.SerializeToString()
-    return serialized
+    return bytes(model.SerializeToString())

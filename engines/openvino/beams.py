@@ -19,8 +19,7 @@ class BeamPages:
     """Which path each beam of the rows' latest steps holds, and in which pages.
 
     Args:
-        table: of the rows. The pages of beams have the numbers from that of its pool's last page plus 2 on: the one
-            between is for blanks.
+        table: of the rows. Beams' pages have numbers from 2 behind its pool's last on: the one between is for blanks.
 
     Attributes:
         slots: beams of a row that there are pages for.

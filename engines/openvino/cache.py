@@ -24,8 +24,7 @@ Array = NDArray[Any]
 class OpenVinoCache(KvCache):
     """A pool of pages of committed tokens, behind an account of columns (`engines.openvino.columns`).
 
-    Columns that the account does not have any more, because a path was accepted that did not lie in place, are run
-    again by the next step.
+    Columns that it has no more, because an accepted path did not lie in place, are run again by the next step.
 
     Args:
         ports: the graph's caches: inputs [pages, ...].

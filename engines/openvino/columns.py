@@ -42,8 +42,7 @@ class Columns:
     def defer(self, tokens: Ints, positions: Ints, start: int, row: int) -> list[tuple[int, int]]:
         """Let a row hold tokens [S] from column `start` on, each of which sees all before it.
 
-        The next run computes them beside its step: many short runs cost more than one. Returns pages to copy at once,
-        (from, to).
+        The next run computes them beside its step: many short runs cost more. Returns pages to copy now, (from, to).
         """
         end = self._learn(row, start, tokens, positions)
         self._stored[row] = min(self._stored[row], start)

@@ -59,8 +59,7 @@ def read_graph(path: Path, spec: EngineSpec) -> Any:
     value_cache.i, pages of the type and shape the plugin chooses; and `PARAMETERS`. Output: logits [1, N, V].
 
     Raises:
-        InvalidInput: OpenVINO does not know an operator, or the model's attention is one that PagedAttention does not
-            compute.
+        InvalidInput: OpenVINO does not know an operator, or PagedAttention does not compute the model's attention.
     """
     if spec.attention != "operator":
         raise _refused(f"its attention is {spec.attention}; export with --attention operator")

@@ -63,8 +63,7 @@ def blanks(tokens: int, page: int) -> list[Sequences]:
     """
     count = size(tokens) - tokens
     zeros, one = np.zeros(count, np.int64), np.ones(1, np.int64)
-    filled = Sequences(0 * one, count * one, zeros, zeros, np.array([page], np.int32), one, [])
-    return [filled] if count else []
+    return [Sequences(0 * one, count * one, zeros, zeros, np.array([page], np.int32), one, [])] if count else []
 
 
 def size(tokens: int) -> int:

@@ -148,8 +148,7 @@ def attend_cached(
     A query that attends to nothing gets zeros. What lies behind a row's end may be anything, NaN included.
 
     Args:
-        query: float32, float16 or bfloat16 [R, H, S, D]; D <= 256. Not copied, nor are the others, where
-            the last axis is contiguous.
+        query: float32, float16 or bfloat16 [R, H, S, D]; D <= 256. Copied, as others are, if its last axis has gaps.
         key, value: [KV, pages x 64, D], of its dtype, the step's own included; H a multiple of KV.
         page_table: int32 [R, >= L / 64], of each row's pages among those; last axis contiguous.
         mask: bool [R, 1, S, L], L a multiple of 64; nothing behind a row's end is shown.

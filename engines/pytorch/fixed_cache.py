@@ -45,8 +45,7 @@ def cut(buffer: Tensor, new: Tensor) -> Tensor:
 class FixedCache(Cache):  # type: ignore[misc] # transformers comes without types
     """A transformers cache without layers of its own: new keys and values are written where `write_at` says.
 
-    `update` returns the first `length` columns of the buffers, those that the mask has; `keys` and `values` hold the
-    whole buffers.
+    `update` returns the buffers' first `length` columns, those that the mask has; `keys` and `values` hold all of them.
     """
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], write_at: Tensor, length: int) -> None:

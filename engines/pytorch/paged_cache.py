@@ -70,8 +70,7 @@ class PagedCache(Cache):  # type: ignore[misc]
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store [R, H, S, D] of one layer; return what attention reads, [R, H, length, D] each."""
         if self._to is None:  # the same in all layers
-            columns = self.write_at[:, None] + torch.arange(key.shape[2], device=key.device)
-            self._to = slots(self.page_table, columns)
+            self._to = slots(self.page_table, self.write_at[:, None] + torch.arange(key.shape[2], device=key.device))
         for part, new in zip(self.pool[layer], (key, value), strict=True):
             part[: new.shape[1], self._to, : new.shape[3]] = new.transpose(0, 1)
         keys, values = gathered(self.pool[layer], self.page_table[:, : self.length // KV_PAGE])
