@@ -88,12 +88,12 @@ class Arenas(NamedTuple):
 
     Attributes:
         sent, received: the host's, of a batch and of a block's results.
-        given, out, logits: the device's, of both and of the target's logits.
+        placed, out, logits: the device's, of both and of the target's logits.
     """
 
     sent: Arena
     received: Arena
-    given: Arena
+    placed: Arena
     out: Arena
     logits: Arena
 
@@ -134,7 +134,7 @@ class CapturedBlock:
     def __init__(self, key: Key, auxiliary: Engine, target: Engine, is_end: Tensor, arenas: Arenas) -> None:
         self._key, self._engines, self._is_end, self._arenas = key, (auxiliary, target), is_end, arenas
         found = Results.empty(key.rows, key.levels, "meta")
-        self._placed, self._out = arenas.given.bytes(size_of(key.given)), arenas.out.bytes(size_of(found))
+        self._placed, self._out = arenas.placed.bytes(size_of(key.given)), arenas.out.bytes(size_of(found))
         self.results: Results = views(found, self._out)
         shape = key.rows, 1 + key.nodes, len(is_end)
         self.logits: Tensor = arenas.logits.view_like(torch.empty(shape, device="meta"))
