@@ -38,7 +38,7 @@ class PrefillBudget:
 
     @property
     def piece_floor(self) -> int:
-        """What a piece of a prompt counts as at least: the longest that takes hardly more than a short one.
+        """What a piece of a prompt counts as at least: the longest that takes hardly more than a short one; 0 for none.
 
         A GPU reads a model's weights, and a host launches its kernels, however few tokens there are. A size that is not
         known yet is tried if half of it is such a one, and quick. Neighbouring sizes may be of pieces nearly alike.
@@ -48,14 +48,14 @@ class PrefillBudget:
         same = [size for size, _ in itertools.takewhile(lambda one: one[1] <= SAME_TIME * quickest, known)]
         if same and 2 * same[-1] not in self._piece_seconds and quickest <= 2 * BESIDE_SECONDS:
             return min(self.most, 2 * same[-1])
-        return min(self.most, same[-1] if len(same) > 2 else MIN_TOKENS)
+        return min(self.most, same[-1]) if len(same) > 2 else 0
 
     def tokens(self, rows: int, empty: int = 1) -> int:
         """Prompt tokens of the next step, beside which so many rows run; requests wait for `empty` free ones."""
         nearest = min(self._block_seconds, key=lambda known: abs(known - rows), default=0)
         if not rows or not nearest or not self._token_seconds:
             return self.most
-        block, floor = self._block_seconds[nearest], self.piece_floor
+        block, floor = self._block_seconds[nearest], max(MIN_TOKENS, self.piece_floor)
         share = max(floor, int(SHARE * block / self._token_seconds))
         longest = max(floor, int(max(BESIDE_SECONDS, block) / self._token_seconds))
         return min(self.most, longest, max(1, empty) * share)
