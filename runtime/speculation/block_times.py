@@ -40,9 +40,10 @@ class BlockTimes:
         """
         block = bucket(rows), length
         self._in_a_row = self._in_a_row + 1 if block == self._last_block else 0
-        is_first, self._last_block = not (self._in_a_row or (after_change and block in self._shapes)), block
+        tells = alone and (self._in_a_row > 0 or (after_change and block in self._shapes))
+        self._last_block = block
         self._shapes.add(block)
-        if is_first or not alone:
+        if not tells:
             return
         known, seconds, slowness = self._seconds[block], max(seconds, 1e-9), median(self._recent)
         if known:

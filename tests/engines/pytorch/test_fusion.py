@@ -17,18 +17,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotar
 
 from engines.base import KV_PAGE, Step
 from engines.pytorch import layer_ops
-from engines.pytorch.fused_layers import ACTIVATIONS, AddedLinear, DeferredNorm, Gated, JoinedLinear
+from engines.pytorch.fused_layers import AddedLinear, DeferredNorm, Gated, JoinedLinear
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import StepModel, cache_shape, run_once
-from engines.pytorch.layer_ops import Norm, ProductTile, gate, narrow_product, product_tile, rms_norm
 from engines.pytorch.masked_attention import KERNEL, NAME
 from engines.pytorch.paged_cache import Rotation
 from mtad.errors import InvalidInput
+from tests.engines.pytorch.test_layer_ops import HALF, SMALL, TOLERANCE
 from tests.support.families import FAMILIES, GROUPED
 from tests.support.launches import counted
-
-HALF = torch.bfloat16
-TOLERANCE = {torch.float32: 1e-5, HALF: 2e-2}
 
 
 def random_model(family: str, layers: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -81,9 +78,6 @@ def test_a_layer_launches_at_most_fourteen_kernels(family: str) -> None:
     assert layer.total() <= 14, layer
 
 
-SMALL = ProductTile(32, 16, 4, 2)
-
-
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of few vectors by our kernel, of matrices as small as the tests'."""
@@ -104,49 +98,6 @@ def test_few_tokens_take_few_kernels_and_give_the_logits_of_the_checkpoint(famil
     assert counts["narrow_product"] == (2 if family == "llama-3" else 1)  # Gemma 2 has norms before its additions
     assert not counts["gate"]
     torch.testing.assert_close(run(), expected, rtol=0, atol=TOLERANCE[HALF] * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("activation", "normed"), [("", False), *((name, normed) for name in ACTIVATIONS for normed in (False, True))]
-)
-def test_few_vectors_times_a_matrix_are_torchs(activation: str, normed: bool) -> None:
-    x, weight = torch.randn(2, 3, 96).to(HALF), (0.1 * torch.randn(64 if activation else 32, 96)).to(HALF)
-    norm = Norm(torch.randn(96).to(HALF), 1e-5, 1.0) if normed else None
-    before = torch.randn(2, 3, 32).to(HALF)
-    given = torch.nn.functional.rms_norm(x.double(), (96,), norm.weight.double() + 1.0, 1e-5) if norm else x.double()
-    expected = before.double() + given @ weight.double().t() if not activation else None
-    if expected is None:
-        values, factor = (given @ weight.double().t()).chunk(2, -1)
-        expected = ACTIVATIONS[activation](values) * factor
-    ours = narrow_product(x, weight, before.clone(), SMALL, activation, norm)
-    bound = TOLERANCE[HALF] * float(expected.abs().max())
-    torch.testing.assert_close(ours.double(), expected, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "vectors", "inputs", "outputs", "chosen"),
-    [
-        (HALF, 16, 4096, 4096, 32),
-        (HALF, 17, 4096, 4096, None),
-        (torch.float16, 5, 4096, 4096, None),
-        (HALF, 5, 4096 + 128, 8192, None),
-        (HALF, 5, 4096, 4096 + 8, None),
-        (HALF, 5, 2048, 2048, 16),
-        (HALF, 5, 1024, 1024, None),
-        (HALF, 5, 14336, 4096, None),
-    ],
-)
-def test_few_bfloat16_vectors_have_a_product_of_their_own_with_matrices_that_keep_a_gpu_busy(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, vectors: int, inputs: int, outputs: int, chosen: int | None
-) -> None:
-    monkeypatch.setattr(layer_ops, "processors", lambda device: 132)
-    x, weight = torch.empty(1, vectors, inputs, dtype=dtype), torch.empty(outputs, inputs, dtype=dtype, device="meta")
-    tile = product_tile(x, weight, gated=False)
-    assert (tile and tile.outputs) == chosen
-    assert product_tile(x, weight.t().contiguous().t(), gated=False) is None
-    assert product_tile(x, weight.float(), gated=False) is None
-    monkeypatch.setattr(layer_ops, "shared_memory", lambda device: 48 * 1024)
-    assert product_tile(x, weight, gated=False) is None
 
 
 class Reading(torch.nn.Module):
@@ -282,25 +233,3 @@ def test_a_fused_model_never_runs_outside_its_engine() -> None:
         with pytest.raises(InvalidInput, match="runs in its engine only"):
             run_once(one, NAME)
     assert logits_of(model).isfinite().all(), "a step after one that broke off"
-
-
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_norms_of_strided_vectors_are_torchs(dtype: torch.dtype, offset: float) -> None:
-    x = torch.randn(2, 3, 4, 100).to(dtype).transpose(1, 2)[..., 10:90]
-    weight = torch.randn(80).to(dtype)
-    expected = torch.nn.functional.rms_norm(x.double(), (80,), weight.double() + offset, 1e-5)
-    ours = rms_norm(x, weight, 1e-5, offset)
-    assert ours.is_contiguous()
-    torch.testing.assert_close(ours.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    torch.testing.assert_close(rms_norm(x[0, 0], weight, 1e-5, offset), ours[0, 0], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_gates_are_torchs(dtype: torch.dtype, name: str) -> None:
-    x = (3 * torch.randn(2, 2, 2200)).to(dtype)
-    x[0, 0, 0], x[0, 0, 1] = 90.0, -90.0
-    values, factor = x.double().chunk(2, -1)
-    expected = ACTIVATIONS[name](values) * factor
-    torch.testing.assert_close(gate(x, name).double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
