@@ -20,7 +20,7 @@ from export.onnx.folding import TRANSPOSED, constant, initializer, inputs_of, sa
 from mtad.errors import InvalidInput
 
 ACCURACY = 4
-"""`accuracy_level` of MatMulNBits: activations are int8, by block; with 1 (float32) a step takes some ten times as long."""
+"""`accuracy_level` of MatMulNBits: activations are int8, by block; with 1 (float32), a step takes ten times as long."""
 CONTRIBUTED = "com.microsoft"
 """The operator domain that MatMulNBits belongs to."""
 
