@@ -42,8 +42,9 @@ from runtime.server.streaming import cancel_on_disconnect
 
 log = logging.getLogger(__name__)
 
-FULL_SECONDS = 0.1  # when all queues are full, a request whose replica died is offered again after so long
+FULL_SECONDS = 0.1  # when all replicas are full, a request is offered to them again after so long
 BOARD_SECONDS = 0.2  # the board that does not answer in so long starts again, or hangs
+FRESH_SECONDS = 0.5  # reports, which come once per second, are asked for again after so long
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
 _UNREACHABLE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
@@ -68,6 +69,7 @@ class Gateway:
         self._bodies, self._scrapes = BodyReader(turn), Scrapes(turn)
         self._draining, self._retries, self._broken = False, 0, 0
         self._last: tuple[float, list[Report]] = 0.0, []
+        self._ask_at = 0.0
         self._router = Router([row.route for row in table(self)])  # what is in no row, or fixed, needs no replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,10 +114,12 @@ class Gateway:
 
     async def _known(self) -> list[Report]:
         """The replicas' reports: those of before where the board has none, because it has just started again."""
-        with contextlib.suppress(RayError, TimeoutError):
-            async with asyncio.timeout(BOARD_SECONDS):
-                if found := await self._reports():
-                    self._last = time.monotonic(), found
+        if time.monotonic() > self._ask_at:
+            self._ask_at = time.monotonic() + FRESH_SECONDS  # meanwhile all others take those of before
+            with contextlib.suppress(RayError, TimeoutError):
+                async with asyncio.timeout(BOARD_SECONDS):
+                    if found := await self._reports():
+                        self._last = time.monotonic(), found
         at, found = self._last
         return found if time.monotonic() - at < STALE_SECONDS else []
 

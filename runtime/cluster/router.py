@@ -60,7 +60,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without typ
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of replicas; Ray Serve takes the least busy of the first rank that accepts the request."""
+        """Ranks of replicas; Ray Serve takes the least busy of the first rank that accepts the request.
+
+        It asks again at once where all are full, unless it is told to wait (`should_backoff`).
+        """
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         by_id = {one.replica_id.unique_id: one for one in candidate_replicas}
         known = map(self._holders.get, reversed(_keys(pending_request)))

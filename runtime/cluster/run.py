@@ -30,7 +30,7 @@ try:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, ControllerOptions, RequestRouterConfig
 
-    from runtime.cluster.gateway import Gateway
+    from runtime.cluster.gateway import FULL_SECONDS, Gateway
     from runtime.cluster.replica import Board, Replica, Report
 except ImportError as missing:
     raise InvalidInput("replicas", missing.name, "not installed; the extra cluster installs it") from None
@@ -211,7 +211,9 @@ def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluste
         max_surge_percent=1,  # a new replica has answered a prompt before an old one goes
         max_constructor_retry_count=2,  # an update is refused at its second failure in a row, crashes included
         ray_actor_options={"num_cpus": cluster.replica_cpus, "num_gpus": cluster.replica_gpus},
-        request_router_config=RequestRouterConfig(request_router_class="runtime.cluster.router.PrefixRouter"),
+        request_router_config=RequestRouterConfig(
+            request_router_class="runtime.cluster.router.PrefixRouter", max_backoff_s=FULL_SECONDS
+        ),
         health_check_period_s=2.0,
         health_check_timeout_s=cluster.stall_seconds / 3,  # a replica that fails three checks in a row is replaced
         graceful_shutdown_wait_loop_s=0.2,

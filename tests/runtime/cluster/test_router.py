@@ -6,9 +6,11 @@ import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray.serve._private.common import DeploymentID
+from ray.serve._private.request_router.common import RequestRoutingContext
 from ray.serve.request_router import ReplicaID
 
 from runtime.cluster.router import CHUNK_CHARACTERS, PrefixRouter, prefix_keys
@@ -42,7 +44,7 @@ def test_the_longest_known_beginning_decides_and_the_oldest_are_forgotten(monkey
     router._replica_queue_len_cache = {}
 
     def request(*keys: bytes) -> Any:
-        return SimpleNamespace(kwargs={"keys": [*keys]})
+        return SimpleNamespace(kwargs={"keys": [*keys]}, routing_context=RequestRoutingContext())
 
     def first(among: list[Any], *keys: bytes) -> list[Any]:
         return list(asyncio.run(router.choose_replicas(among, request(*keys)))[0])
@@ -57,3 +59,26 @@ def test_the_longest_known_beginning_decides_and_the_oldest_are_forgotten(monkey
     router._replica_queue_len_cache = {}
     router.on_request_routed(request(b"4", b"5", b"6"), names[1], None)
     assert len(first([one, other], b"2")) == 2, "the oldest keys make room"
+
+
+def test_replicas_that_are_full_are_asked_again_after_a_pause() -> None:
+    one = SimpleNamespace(replica_id=ReplicaID("a", DeploymentID("replica")))
+    router, pauses = PrefixRouter.__new__(PrefixRouter), list[int]()
+    router.initialize_state()
+    router._replica_queue_len_cache, router._replicas, router._replicas_list = {}, {one.replica_id: one}, [one]
+    router.num_routing_tasks_in_backoff, router.num_routing_tasks_in_backoff_gauge = 0, Mock()
+    request: Any = SimpleNamespace(kwargs={"keys": []}, routing_context=RequestRoutingContext())
+
+    async def pause(attempt: int) -> None:
+        pauses.append(attempt)
+
+    router._backoff = pause
+
+    async def ask(times: int) -> None:
+        asked = router._choose_replicas_with_backoff(request)
+        for _ in range(times):
+            assert await anext(asked) == [one]
+        await asked.aclose()
+
+    asyncio.run(ask(5))
+    assert pauses == [0, 1, 2], "all but the first two times"
