@@ -11,7 +11,7 @@ makes one attack of `scripts/soak/attacks.py` after another. It fails (exit code
 * a control stream ends with another text than it gets alone, or not at all; one whose replica was killed may break off;
 * an attack is answered otherwise than its line of the table says;
 * the longest gap in a control stream, or the longest answer to a question for health, is more than `GAP` seconds longer
-  beside attacks than alone (with replicas it may be: the start of another one takes the cores);
+  beside attacks than alone;
 * memory grows by more than `GROWTH` MiB per minute of attacks, and by more than twice the error of that;
 * in the end something still runs or waits, or more than `FILES` more files per process are open than before attacks.
 
@@ -137,7 +137,7 @@ def problems(figures: dict[str, Any]) -> list[str]:
             found.append(f"{name}: answered with {others}, not with {attack['allowed']}")
     for name, words in (("gap", "a control stream"), ("health", "a question for health")):
         longer = streams["beside attacks"][name] - streams["alone"][name]
-        if longer > GAP and not figures["replicas"]:
+        if longer > GAP:
             found.append(f"beside attacks {words} waited {longer:.2f} s longer than alone")
     if (
         slope > max(GROWTH, 2 * error) and len(figures["readings"]["beside attacks"]) > 60
