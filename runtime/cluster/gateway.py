@@ -19,8 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from ray.exceptions import RayActorError, RayError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    ReplicaUnavailableError,
+)
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
@@ -46,7 +51,7 @@ FULL_SECONDS = 0.1  # when all replicas are full, a request is offered to them a
 BOARD_SECONDS = 0.2  # the board that does not answer in so long starts again, or hangs
 FRESH_SECONDS = 0.5  # reports, which come once per second, are asked for again after so long
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
-_UNREACHABLE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
+_UNREACHABLE = (RayActorError, ObjectLostError, DeploymentUnavailableError, ReplicaUnavailableError)
 
 
 class Gateway:
@@ -62,7 +67,8 @@ class Gateway:
     """
 
     def __init__(self, replicas: Any, seconds: float, reports: Callable[[], Awaitable[list[Report]]]) -> None:
-        self._replicas, self._reports, self.update_refused = replicas, reports, ""
+        self._replicas = replicas.options(method_name="http", stream=True)
+        self._reports, self.update_refused = reports, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         turn = Turn()
@@ -113,13 +119,17 @@ class Gateway:
         return await self._scrapes.answer(lambda: own + merged(reports))
 
     async def _known(self) -> list[Report]:
-        """The replicas' reports: those of before where the board has none, because it has just started again."""
-        if time.monotonic() > self._ask_at:
-            self._ask_at = time.monotonic() + FRESH_SECONDS  # meanwhile all others take those of before
-            with contextlib.suppress(RayError, TimeoutError):
+        """The replicas' reports: those of before while the board cannot be asked, or has just started again."""
+        now = time.monotonic()
+        if now > self._ask_at:
+            self._ask_at = now + FRESH_SECONDS  # meanwhile all others take those of before
+            try:
                 async with asyncio.timeout(BOARD_SECONDS):
-                    if found := await self._reports():
-                        self._last = time.monotonic(), found
+                    found = await self._reports()
+            except (RayError, TimeoutError):
+                found = self._last[1]  # it is starting again, and the replicas serve meanwhile
+            if found:
+                self._last = now, found
         at, found = self._last
         return found if time.monotonic() - at < STALE_SECONDS else []
 
@@ -175,12 +185,15 @@ class Gateway:
 
     async def _messages(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncGenerator[Message]:
         """The messages of one replica's answer; closing it cancels the request there."""
-        coming = self._replicas.options(stream=True).http.remote(head, body, keys=keys)
+        coming, ended = self._replicas.remote(head, body, keys=keys), False
         try:
             async for message in coming:
+                ended = message["type"] == "http.response.body" and not message.get("more_body", False)
                 yield message
         finally:
-            coming.cancel()
+            if not ended:
+                with contextlib.suppress(RayServeException):  # it may just have been refused
+                    coming.cancel()
 
 
 @dataclass

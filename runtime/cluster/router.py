@@ -51,8 +51,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without typ
     """Prefix-aware routing with a bound on imbalance; without a known prefix, the less busy of two drawn replicas.
 
     Keys come with the request as its argument `keys`; the replica that had each of the latest ones last is known. Queue
-    lengths are what Ray Serve keeps anyway.
+    lengths are what Ray Serve keeps anyway; who was asked nothing for ten seconds counts as idle.
     """
+
+    queue_len_response_deadline_s = 1.0  # Ray Serve's tenth of a second is short for a replica that is busy
 
     def initialize_state(self) -> None:
         self._holders: OrderedDict[bytes, str] = OrderedDict()
@@ -75,7 +77,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray comes without typ
         busy = {id: self.replica_queue_len_cache.get(one.replica_id) or 0 for id, one in by_id.items()}
         if busy[holder] > min(busy.values()) + IMBALANCE:
             return [two]
-        return [[by_id[holder]], [one for id, one in by_id.items() if id != holder]]
+        return [[by_id[holder]], [one for one in two if one is not by_id[holder]]]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         for key in _keys(pending_request):

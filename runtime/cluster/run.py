@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -81,7 +82,8 @@ def serve_cluster(
             serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
         finally:  # a Ray cluster of one's own goes on
             generations.closing = True
-            serve.delete(options.model)
+            with contextlib.suppress(TimeoutError):  # a replica hangs; Ray Serve goes on with it
+                serve.delete(options.model)
     finally:
         ray.shutdown()
 
@@ -219,4 +221,5 @@ def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluste
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=options.drain_seconds,
         autoscaling_config=scaling,
+        logging_config={"enable_access_log": False},  # the gateway's process would print each line
     )

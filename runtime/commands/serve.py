@@ -118,10 +118,12 @@ def main() -> None:
     if cluster:
         if "RAY_ADDRESS" not in os.environ:
             # a Ray of this machine's own listens on the loopback address only, without its head process it ends this
-            # one after fifteen seconds, and its token is in no file; it reads all this when it is imported
+            # one after fifteen seconds, and its token is in no file; engines run at the priority of the command, and
+            # not behind all else on the machine; it reads all this when it is imported
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            os.environ.setdefault("RAY_worker_niceness", "0")
         from runtime.cluster.run import serve_cluster
 
         serve_cluster(folder, config, settings, cluster, bound, **logs)

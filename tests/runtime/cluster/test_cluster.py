@@ -38,9 +38,6 @@ class Cluster:
             *(str(self.pair), *sizes, "--stall-seconds", "30", "--model", "demo", "--provider", "cpu"),
             MTAD_API_KEY="secret",
             RAY_DEDUP_LOGS="0",
-            RAY_worker_niceness="0",  # replicas start beside other tests, not after them
-            RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="10",  # a late replica is asked, a dead one is not for long
-            RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S="60",
             **self.hold.environment,
         )
 

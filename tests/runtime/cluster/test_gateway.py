@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from starlette.types import Message
 
 from mtad.errors import InvalidInput
 from runtime.cluster.gateway import Gateway
-from runtime.cluster.replica import Board, Report
+from runtime.cluster.replica import STALE_SECONDS, Board, Report
 from runtime.cluster.router import prefix_keys
 from runtime.cluster.run import _check_resources
 from runtime.server.middleware import Guard
@@ -43,12 +44,9 @@ class Replicas:
         self.calls: list[tuple[dict[str, Any], bytes]] = []
         self.cancelled = 0
 
-    def options(self, stream: bool) -> Replicas:
+    def options(self, method_name: str, stream: bool) -> Replicas:
+        assert method_name == "http"
         assert stream
-        return self
-
-    @property
-    def http(self) -> Replicas:
         return self
 
     def remote(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> Answering:
@@ -114,6 +112,8 @@ def ask(
 
         async def send(message: Message) -> None:
             sent.append(message)
+            if "body" in message and not message.get("more_body", False):
+                gone.set()  # as uvicorn has it
 
         scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
         replicas.silent = lambda: during(gateway, gone)
@@ -230,28 +230,56 @@ def test_health_metrics_and_keys_are_the_gateways_own() -> None:
     assert not replicas.calls
 
 
-def test_health_and_metrics_are_answered_while_the_board_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    boards: list[Any] = [ActorUnavailableError("it starts again", None), [], "hangs"]
+def test_an_answer_that_has_ended_is_not_cancelled_at_its_replica() -> None:
+    for script in ([START, WHOLE, FOREVER], [START, PART, WHOLE, FOREVER]):
+        replicas = Replicas(script)
+        assert ask(replicas)[0] == 200
+        assert not replicas.cancelled
+
+
+def test_replicas_count_while_the_board_starts_again_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.cluster.gateway.FRESH_SECONDS", 0.0)
+    now, boards = [1000.0], [ActorUnavailableError("it starts again", None), "hangs", []]
+    monkeypatch.setattr("runtime.cluster.gateway.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def broken() -> list[Report]:
-        board = boards[0] if boards else []
-        if isinstance(board, Exception):
-            raise board
-        await asyncio.sleep(60 if board == "hangs" else 0)
+        if isinstance(boards[0], Exception):
+            raise boards[0]
+        await asyncio.sleep(60 if boards[0] == "hangs" else 0)
         return []
 
     async def run() -> None:
         gateway = Gateway(Replicas(), 600.0, reports)
         await gateway.ready(None)  # type: ignore[arg-type]
         gateway._reports = broken
-        while boards:
-            assert json.loads((await gateway.ready(None)).body) == {"status": "ready", "replicas": 2}  # type: ignore[arg-type]
-            assert b'replica="b"' in (await gateway.scrape(None)).body  # type: ignore[arg-type]
+        for board in list(boards):
+            now[0] += STALE_SECONDS - 1
+            assert json.loads((await gateway.ready(None)).body) == {"status": "ready", "replicas": 2}, board  # type: ignore[arg-type]
+            assert b'replica="b"' in (await gateway.scrape(None)).body, board  # type: ignore[arg-type]
             boards.pop(0)
-        monkeypatch.setattr("runtime.cluster.gateway.STALE_SECONDS", 0.0)
-        assert (await gateway.ready(None)).status_code == 503  # type: ignore[arg-type]
+        boards.append([])
+        now[0] += STALE_SECONDS
+        assert (await gateway.ready(None)).status_code == 503, "it is back, and no replica has reported"  # type: ignore[arg-type]
 
     asyncio.run(run())
+
+
+def test_the_board_is_asked_twice_per_second_however_many_ask_for_health() -> None:
+    asked = 0
+
+    async def counted() -> list[Report]:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.01)
+        return await reports()
+
+    async def run() -> None:
+        gateway = Gateway(Replicas(), 600.0, counted)
+        await gateway.ready(None)  # type: ignore[arg-type]
+        await asyncio.gather(*(gateway.ready(None) for _ in range(100)))  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert asked == 1
 
 
 def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
