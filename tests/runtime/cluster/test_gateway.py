@@ -239,7 +239,8 @@ def test_an_answer_that_has_ended_is_not_cancelled_at_its_replica() -> None:
 
 def test_replicas_count_while_the_board_starts_again_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.cluster.gateway.FRESH_SECONDS", 0.0)
-    now, boards = [1000.0], list[Any]([ActorUnavailableError("it starts again", None), "hangs", []])
+    now = [1000.0]
+    boards: list[Any] = [ActorUnavailableError("it starts again", None), "hangs", []]
     monkeypatch.setattr("runtime.cluster.gateway.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def broken() -> list[Report]:
