@@ -231,7 +231,8 @@ def test_health_metrics_and_keys_are_the_gateways_own() -> None:
 
 
 def test_an_answer_that_has_ended_is_not_cancelled_at_its_replica() -> None:
-    for script in ([START, WHOLE, FOREVER], [START, PART, WHOLE, FOREVER]):
+    scripts: list[list[Step]] = [[START, WHOLE, FOREVER], [START, PART, WHOLE, FOREVER]]
+    for script in scripts:
         replicas = Replicas(script)
         assert ask(replicas)[0] == 200
         assert not replicas.cancelled
