@@ -16,7 +16,7 @@ from engines.kinds import QUANTIZED
 from engines.openvino.cache import Array, OpenVinoCache
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
 from engines.openvino.run import Run
-from engines.placement import Placement
+from engines.placement import Placement, cores
 from mtad.errors import InvalidInput
 
 COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
@@ -59,6 +59,7 @@ class OpenVinoEngine(Engine):
             "KV_CACHE_PRECISION": KV_CACHE[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": placement.threads,
+            "ENABLE_CPU_PINNING": placement.threads >= cores(),  # every process would take the first cores
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,  # activations share a scale as weights do; by default, only 32 do
         }
         self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"
@@ -123,12 +124,14 @@ class OpenVinoEngine(Engine):
             for name, value in run.feeds.items():
                 array = self._feeds.get(name)
                 if array is None or array.shape != value.shape:  # else it takes the memory that OpenVINO knows
-                    array = self._feeds[name] = np.empty_like(value)
+                    array = np.empty_like(value)
                     self._request.set_tensor(name, self._ov.Tensor(array, shared_memory=True))
+                    self._feeds[name] = array
                 array[...] = value
             if logits is not self._logits:
-                self._logits, flat = logits, logits.view(1, -1, logits.shape[-1]).numpy()
+                flat = logits.view(1, -1, logits.shape[-1]).numpy()
                 self._request.set_tensor("logits", self._ov.Tensor(flat, shared_memory=True))
+                self._logits = logits
             self._request.infer()
         except BaseException:
             self.cache.columns.take_back(run)

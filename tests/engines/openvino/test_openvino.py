@@ -22,7 +22,7 @@ from engines.folder import open_engine, read_spec
 from engines.openvino import engine as openvino_engine
 from engines.openvino.engine import OpenVinoEngine
 from engines.openvino.graph import computes_bfloat16
-from engines.placement import ONE_CORE, Placement
+from engines.placement import ONE_CORE, Placement, cores
 from export.onnx.folding import TRANSPOSED
 from export.quantization.weight_only import block_size, quantize_graph
 from export.verification.verify import expect, verify_activations
@@ -99,6 +99,15 @@ def test_weights_stay_quantized_with_one_zero_point_and_activations_share_scales
         assert [one.get_element_type().get_type_name() for one in (weights, zeros)] == [kind, kind]
         assert zeros.get_shape() == [1]
     assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == block_size(1024)
+
+
+@pytest.mark.parametrize("threads", [1, cores()])
+def test_threads_are_bound_to_cores_where_they_have_all_of_them(folder: Path, threads: int) -> None:
+    """Else every process would have its threads on the first cores."""
+    engine = open_engine(folder / "target", Placement(threads=threads, provider="openvino"), 1)
+    assert isinstance(engine, OpenVinoEngine)
+    pinned = engine._request.get_compiled_model().get_property("ENABLE_CPU_PINNING")
+    assert pinned == (threads == cores())
 
 
 @pytest.mark.slow
