@@ -97,7 +97,7 @@ def test_bodies_in_chunks_of_a_byte_hold_up_nobody(server: LiveServer) -> None:
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.engine.llm._prompts, "longest_token", 3)
+    monkeypatch.setattr(server.engine.llm, "_longest_token", 3)
     room = server.engine.llm.loop.scheduler.room_for_tokens
     status, answer = ask(server, prompt="x" * (3 * room + 1))
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", "prompt")
@@ -109,7 +109,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 
 def test_no_token_is_longer_than_the_longest(plain: LLM) -> None:
     text = "".join(plain.pair.tokenizer.get_vocab())[:3000]
-    assert len(text) <= plain._prompts.longest_token * len(plain.tokenize(text))
+    assert len(text) <= plain._longest_token * len(plain.tokenize(text))
 
 
 @pytest.mark.parametrize("name", HEADS)
