@@ -244,7 +244,7 @@ def test_a_page_whose_name_leads_here_is_refused_where_no_key_is_asked_for(
 
 
 def test_names_of_the_server_are_let_in(plain: LLM) -> None:
-    with live(own(plain), allowed_hosts=("mtad.example",)) as server:
+    with live(own(plain), allowed_host=("mtad.example",)) as server:
         for host in ("127.0.0.1", "localhost:80", "[::1]:8000", "10.1.2.3:8000", "mtad.example", "Mtad.Example:8000"):
             assert call(server, "GET", "/v1/models", host=host)[0] == 200, host
 
