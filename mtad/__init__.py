@@ -1,7 +1,7 @@
-"""The mathematics of multi-token assisted decoding: pure tensor functions (arXiv 2407.09722).
+"""The rules of multi-token assisted decoding (arXiv 2407.09722), and the parameters that a request may set.
 
-Nothing here knows an engine, a file, a clock or a request. Every function has static shapes, does not synchronise with
-the device, has no branch on data, and takes its noise as an argument.
+Nothing here knows an engine, a clock or a request in flight, and what is drawn is drawn with numbers that are given.
+numba compiles the functions of a row's arrays; `mtad.device` has those that a GPU captures, for all rows at once.
 """
 
 import os

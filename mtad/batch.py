@@ -9,13 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 from mtad.compiled import compiled
-from mtad.draft import Bools, Ints, Tree
 
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Reals = npt.NDArray[np.float64]
 
 
 class Trees(NamedTuple):
-    """The drafts of R rows, as `Tree` has them: [R, N], and `starts` [R, D + 1]; nodes that a row lacks are empty."""
+    """The drafted nodes of R rows, N of each, parents before children; nodes that a row lacks are empty.
+
+    Attributes:
+        tokens: int64 [R, N].
+        parents: int64 [R, N], -1 for the root, the last committed token.
+        log_q: float64 [R, N], joint log-likelihood of the path under the draft; -inf for a dead slot.
+        drafted: bool [R, N], the slot holds a new token.
+        growing: bool [R, N], the path takes more tokens.
+        ended: bool [R, N], the path's text is complete.
+        starts: int64 [R, D + 1], the first node of each level, and N.
+    """
 
     tokens: Ints
     parents: Ints
@@ -88,9 +99,9 @@ class Decisions(NamedTuple):
 
 @compiled
 def tree_of(trees, r):
-    """The draft of a row."""
+    """The draft of a row: `Trees` without the axis R, and without the nodes that the row lacks."""
     count = trees.starts[r, trees.starts.shape[1] - 1]
-    return Tree(
+    return Trees(
         trees.tokens[r, :count],
         trees.parents[r, :count],
         trees.log_q[r, :count],

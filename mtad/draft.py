@@ -8,40 +8,13 @@ Node `starts[level] + slot` is stored `starts[level] + slot` columns behind the 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mtad.compiled import compiled
 from mtad.distribution import NEVER, after, exp_into, pick, total_of
 from mtad.filters import filter_after
 from mtad.rows import BEAMS, BRANCHES
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-
-class Tree(NamedTuple):
-    """One row's drafted nodes, N of them, parents before children.
-
-    Attributes:
-        tokens: int64 [N].
-        parents: int64 [N], -1 for the root, the last committed token.
-        log_q: float64 [N], joint log-likelihood of the path under the draft; -inf for a dead slot.
-        drafted: bool [N], the slot holds a new token.
-        growing: bool [N], the path takes more tokens.
-        ended: bool [N], the path's text is complete.
-        starts: int64 [D + 1], the first node of each level, and N.
-    """
-
-    tokens: Ints
-    parents: Ints
-    log_q: npt.NDArray[np.float64]
-    drafted: Bools
-    growing: Bools
-    ended: Bools
-    starts: Ints
 
 
 @compiled
@@ -56,6 +29,7 @@ def draft_level(row, level, tree, q, uniforms, is_end):
     At temperature 0 the likeliest are taken in place of drawn ones.
 
     Args:
+        tree: one row's of `mtad.batch.Trees`, written to; it lacks the axis R here and below.
         q: `Distributions` of the auxiliary after the B beams of the level above: index b is beam b.
         uniforms: float32 [width], one for each slot.
         is_end: bool [V], tokens that end a text.

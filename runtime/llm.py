@@ -9,6 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from tqdm import tqdm
 
 from engines.capture import CudaRecorder, Recorder
-from mtad.errors import InvalidInput
+from mtad.errors import CapacityExceeded, InvalidInput, refused_as
 from mtad.params import DecodingParams
 from runtime.config import AT_OPENING, RuntimeConfig
 from runtime.constraints.constraint import Constrainer
@@ -28,7 +29,7 @@ from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
-from runtime.prompts import Prompt, Prompts
+from runtime.prompts import Prompt, token_ids
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.thoughts import Thoughts, known_tags, opened
@@ -115,7 +116,6 @@ class LLM:
             config.lookup_tokens,
         )
         self.tags = known_tags(pair.tokenizer)
-        self._prompts = Prompts(pair.tokenizer, pair.vocab_size, self.loop.scheduler.room_for_tokens)
         pair.settled(pair.defaults)
         self.record([pair.defaults] if record is None else record)
         self._ids, self._process = itertools.count(), os.getpid()
@@ -209,7 +209,7 @@ class LLM:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidInput("priority", priority, "give an integer")
         grammar = self._constrainer.check(params, grammar)
-        ids = self._prompts.token_ids(prompt)
+        ids = token_ids(prompt, self.pair.vocab_size, self.tokenize)
         left = max(1, self.loop.scheduler.room_for_tokens - len(ids))
         if params.max_tokens is None or (fit and params.max_tokens > left):
             params = replace(params, max_tokens=left)
@@ -261,8 +261,26 @@ class LLM:
         return self.loop.step()
 
     def tokenize(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, as `Prompts.tokenize` makes them."""
-        return self._prompts.tokenize(text, special_tokens)
+        """Token ids of a text, with the special tokens that the tokenizer adds to every text or without.
+
+        For several threads at once.
+
+        Raises:
+            CapacityExceeded: the text could not fit even if all its tokens were as long as the vocabulary's longest;
+                it is not tokenized then.
+            InvalidInput: the tokenizer cannot read it.
+        """
+        room = self.loop.scheduler.room_for_tokens
+        if len(text) > room * self._longest_token:
+            problem = f"give fewer than {room} tokens, of {self._longest_token} characters at most"
+            raise CapacityExceeded("prompt", f"{len(text)} characters", problem)
+        with refused_as("prompt", text, "the tokenizer cannot read it"):  # such as half of a surrogate pair
+            return list(self.pair.tokenizer.backend_tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token: a byte-level vocabulary has a character per byte, so text has no more."""
+        return max(map(len, self.pair.tokenizer.get_vocab()))
 
     def _checked(self, params: DecodingParams | None) -> DecodingParams:
         if os.getpid() != self._process:

@@ -1,1 +1,1 @@
-"""Checkpoint to ONNX graph, and the decoding functions compiled to ONNX graphs."""
+"""Checkpoint to ONNX graph."""

@@ -61,7 +61,7 @@ Step = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Tree(NamedTuple):
-    """The drafts of R rows, D levels of W slots; see `mtad.draft.Tree`.
+    """The drafts of R rows, D levels of W slots; see `mtad.batch.Trees`.
 
     Attributes:
         tokens: int64 [R, D, W].

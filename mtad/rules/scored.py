@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtad.batch import Bools, Ints
 from mtad.compiled import compiled
 from mtad.distribution import Distributions, after, log_prob
-from mtad.draft import Bools, Ints
 
 
 class Scored(NamedTuple):

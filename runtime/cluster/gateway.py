@@ -41,9 +41,8 @@ from runtime.server.bodies import BodyReader
 from runtime.server.errors import ApiError, api_error, cancelled
 from runtime.server.metrics import Scrapes
 from runtime.server.middleware import CLIENT
-from runtime.server.responses import sent_event
 from runtime.server.schema import Body
-from runtime.server.streaming import cancel_on_disconnect
+from runtime.server.streaming import cancel_on_disconnect, give_up
 
 log = logging.getLogger(__name__)
 
@@ -216,13 +215,9 @@ class _Sent:
         await self.send(message)
 
     async def give_up(self, error: ApiError) -> None:
-        """Answer with an error, which is the last event of a stream that has begun."""
-        if not self.begun:
-            raise error
+        """Answer with an error, unless the answer has ended."""
         if not self.ended:
-            with contextlib.suppress(TimeoutError):  # the client may have stopped reading
-                async with asyncio.timeout(1):
-                    await self.send({"type": "http.response.body", "body": sent_event(error.body)})
+            await give_up(error, self.begun, self.send)
 
 
 def merged(reports: list[Report]) -> list[Metric]:

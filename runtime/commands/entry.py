@@ -121,6 +121,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "int": {"type": int, "metavar": "N"},
     "int | Literal['auto']": {"type": _length, "metavar": "N"},
     "float": {"type": float, "metavar": "X"},
+    "float | int": {"type": float, "metavar": "X"},
     "tuple[int, ...]": {"type": _integers, "metavar": "N,N,..."},
     "tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
     "str | tuple[str, ...]": {"action": "append", "metavar": "TEXT"},

@@ -22,7 +22,7 @@ from runtime.server.options import ClusterOptions, ServerOptions
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "MTAD_API_KEY"
-LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices", "allow_priority")
+LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices", "allow_priority", "allowed_host")
 """Fields of `ServerOptions` among the options for authentication and limits."""
 
 
@@ -47,12 +47,6 @@ def parser() -> argparse.ArgumentParser:
     keys.add_argument("--api-key-file", type=Path, help="file with one key per line")
     keys.add_argument("--max-body", default="4MiB", help="largest request body (default %(default)s)")
     add_options(keys, ServerOptions, only=LIMIT_FIELDS)
-    keys.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        help="a name under which clients reach this server, needed only without API keys; may be repeated",
-    )
     add_options(described.add_argument_group("where it runs"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
@@ -83,12 +77,12 @@ def main() -> None:
     if replicas and "replicas" not in replicas:
         raise InvalidInput(*next(iter(replicas.items())), "only with --replicas")
     cluster = ClusterOptions(**replicas) if replicas else None
+    limits = given_options(options, ServerOptions, LIMIT_FIELDS)
     settings = ServerOptions(  # whatever is wrong is refused before an engine is opened or a process started
         model=options.model or folder.resolve().name,
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body),
-        allowed_hosts=(options.host, *options.allowed_host),
-        **given_options(options, ServerOptions, LIMIT_FIELDS),
+        **limits | {"allowed_host": (options.host, *limits.get("allowed_host", ()))},
     )
     if config.tensor_parallel > 1:
         if cluster:

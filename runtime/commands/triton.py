@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
         usage="%(prog)s PAIR REPOSITORY [options]",
         description="Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines.",
     )
-    described.add_argument("pair", type=Path, help="pair folder, written by mtad export")
+    described.add_argument("pair", help="pair folder, written by mtad export")
     described.add_argument("repository", type=Path, help="model repository to write into")
     described.add_argument("--model", default="mtad", help="name of the model (default %(default)s)")
     described.add_argument("--environment", help="virtual environment to run in (default: Triton's own Python)")
@@ -34,6 +34,5 @@ def main() -> None:
     given = parser().parse_args()
     from runtime.triton.repository import write_model
 
-    engine = RuntimeConfig(**given_options(given, RuntimeConfig))
-    options = TritonOptions(str(given.pair), engine=engine, **given_options(given, TritonOptions, ("request_seconds",)))
+    options = TritonOptions(**given_options(given, TritonOptions))
     print(write_model(given.repository, given.model, options, given.environment, given.copy, given.overwrite))

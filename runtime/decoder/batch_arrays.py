@@ -24,7 +24,7 @@ class BatchArrays:
         drawn_rows, drawn_trees: records and trees as the auxiliary sees them: for those rows nothing is drafted.
         level_starts: nodes before each level of the largest of those trees, and of all of it; 0 if nothing is drafted.
         draft_len, width: D and W, of the largest draft.
-        starts: int64 [R, D + 1], see `mtad.draft.Tree`; each looked-up draft has its own.
+        starts: int64 [R, D + 1], see `mtad.batch.Trees`; each looked-up draft has its own.
         kept: tokens of a distribution that a rule reads of the draft at most; 0 where no rule does.
         noise, trees, q, scored, decisions: of the block that runs.
         columns: int64 [R, D] each: where accepted tokens lie in both caches, target's first, and where they belong.

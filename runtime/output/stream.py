@@ -5,41 +5,27 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from runtime.decoder.draft_details import TokenDetails
-from runtime.scheduler.request import FinishReason, Request, Result
-from runtime.scheduler.statistics import Statistics
+from runtime.scheduler.request import Output, Request, Result
 
 
 @dataclass(frozen=True)
-class OutputDelta:
+class OutputDelta(Output):
     """What one block added to one choice.
 
     Attributes:
-        text: new text; never part of a stop string, complete characters only.
-        token_ids, logprobs, top_logprobs, details: of the new tokens, as in `Result`. Text may lag behind its tokens.
-        offsets: where in the choice's whole text each of them begins, in characters.
+        text: never part of a stop string, complete characters only. It may lag behind its tokens.
+        finish_reason, statistics: on the choice's last delta, else None.
+        index: the choice; counts on over the prompts of `submit_many`.
+        offsets: where in the choice's whole text each of the new tokens begins, in characters.
         drafted, accepted: tokens drafted for it, and its leading tokens that are accepted drafts; what follows them is
             the target's own (the bonus token).
-        index: the choice; counts on over the prompts of `submit_many`.
-        finish_reason, statistics: on the choice's last delta, else None.
-        reasoning, answer: of the text, what is inside thoughts and what is not, without the tags.
     """
 
-    text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    top_logprobs: list[list[tuple[int, float]]]
-    details: list[TokenDetails] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    index: int = 0
-    finish_reason: FinishReason | None = None
-    statistics: Statistics | None = None
-    reasoning: str = ""
-    answer: str = ""
+    offsets: list[int]
+    drafted: int
+    accepted: int
 
 
 @dataclass(eq=False)
@@ -61,27 +47,12 @@ class Choice:
         upto = len(request.text) if ended else request.stable
         if not ended and at == len(request.tokens) and self.characters >= upto:
             return None
-        text = request.text[self.characters : upto]
-        reasoning, answer = request.split(self.characters, upto)
-        self.characters = max(self.characters, upto)
+        start, self.characters = self.characters, max(self.characters, upto)
         self.tokens = len(request.tokens)
         drafted, self.drafted = request.statistics.drafted - self.drafted, request.statistics.drafted
         accepted, self.accepted = request.statistics.accepted - self.accepted, request.statistics.accepted
-        return OutputDelta(
-            text=text,
-            token_ids=request.tokens[at:],
-            logprobs=request.log_probs[at:],
-            top_logprobs=request.top_log_probs[at:],
-            reasoning=reasoning,
-            answer=answer,
-            details=request.details[at:],
-            offsets=request.offsets[at:],
-            drafted=drafted,
-            accepted=accepted,
-            index=self.index,
-            finish_reason=request.finish_reason,
-            statistics=request.statistics if ended else None,
-        )
+        own = {"offsets": request.offsets[at:], "drafted": drafted, "accepted": accepted}
+        return OutputDelta.of_part(request, self.index, at, start, upto, **own)
 
 
 class Inbox:

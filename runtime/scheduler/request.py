@@ -6,7 +6,7 @@ import itertools
 import operator
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from mtad.errors import Failed
 from mtad.params import DecodingParams
@@ -201,8 +201,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What the user gets.
+class Output:
+    """What came of a request: all of it, in a `Result`, or what one block added, in an `OutputDelta`.
 
     Attributes:
         text: the new text, without stop string and special tokens.
@@ -213,24 +213,55 @@ class Result:
         top_logprobs: with the parameter of that name, as many of the target's likeliest tokens at each, likeliest
             first: (token id, log-probability); else empty.
         details: with the parameter `draft_details`, how each token came about; else empty.
-        prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
-            empty.
-        index: which of the prompt's `n` choices it is.
-        seed: reproduces the result, unless drafts followed the load or kept texts and its temperature was above 0.
     """
 
     text: str
     reasoning: str
     answer: str
     token_ids: list[int]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
     details: list[TokenDetails]
-    prompt_logprobs: list[TokenScore]
-    statistics: Statistics
-    seed: int
+    statistics: Statistics | None
     index: int
+
+    @classmethod
+    def of_part(
+        cls, request: Request, index: int, token: int = 0, start: int = 0, end: int | None = None, **others: Any
+    ) -> Self:
+        """Of the tokens from `token` on and the text between two characters; `others` are fields of its own."""
+        reasoning, answer = request.split(start, end)
+        return cls(
+            text=request.text[start:end],
+            reasoning=reasoning,
+            answer=answer,
+            token_ids=request.tokens[token:],
+            finish_reason=request.finish_reason,
+            logprobs=request.log_probs[token:],
+            top_logprobs=request.top_log_probs[token:],
+            details=request.details[token:],
+            statistics=request.statistics if request.finish_reason else None,
+            index=index,
+            **others,
+        )
+
+
+@dataclass(frozen=True)
+class Result(Output):
+    """What the user gets.
+
+    Attributes:
+        prompt_logprobs: with the parameter of that name, what the target says of each prompt token but the first; else
+            empty.
+        index: which of the prompt's `n` choices it is.
+        seed: reproduces the result, unless drafts followed the load or kept texts and its temperature was above 0.
+    """
+
+    finish_reason: FinishReason
+    statistics: Statistics
+    prompt_logprobs: list[TokenScore]
+    seed: int
     prompt_token_ids: list[int]
 
     @classmethod
@@ -243,22 +274,8 @@ class Result:
         assert request.finish_reason is not None, "the request has not ended"
         if request.finish_reason == "error":
             raise RequestFailed(f"request {request.id} failed: {request.error}") from request.error
-        reasoning, answer = request.split()
-        return cls(
-            text=request.text,
-            reasoning=reasoning,
-            answer=answer,
-            token_ids=request.tokens,
-            finish_reason=request.finish_reason,
-            logprobs=request.log_probs,
-            top_logprobs=request.top_log_probs,
-            details=request.details,
-            prompt_logprobs=request.prompt_scores,
-            statistics=request.statistics,
-            seed=request.seed,
-            index=request.index,
-            prompt_token_ids=request.prompt,
-        )
+        own: dict[str, Any] = {"seed": request.seed, "prompt_token_ids": request.prompt}
+        return cls.of_part(request, request.index, prompt_logprobs=request.prompt_scores, **own)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

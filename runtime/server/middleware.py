@@ -54,7 +54,7 @@ class Guard:
         self._digests = [sha256(key.encode()).digest() for key in options.api_keys]
         self._one_per_turn = asyncio.Lock()
         self._body_bytes = 0  # bytes of bodies whose requests have not ended
-        self._hosts = {name.lower() for name in (*options.allowed_hosts, "localhost", socket.gethostname())}
+        self._hosts = {name.lower() for name in (*options.allowed_host, "localhost", socket.gethostname())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -22,7 +22,8 @@ class ServerOptions:
         drain_seconds: how long accepted requests may go on after SIGTERM, in seconds, >= 0.
         max_choices: choices per request, prompts times n, >= 1.
         allow_priority: let requests carry a priority.
-        allowed_hosts: further names of this server, without port; matter only without API keys.
+        allowed_host: a name under which clients reach this server, without port; needed only without API keys. May be
+            repeated.
     """
 
     model: str
@@ -34,7 +35,7 @@ class ServerOptions:
     drain_seconds: float = 60.0
     max_choices: int = 128
     allow_priority: bool = False
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_host: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.model:

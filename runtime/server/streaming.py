@@ -58,6 +58,15 @@ async def cancel_on_disconnect(receive: Receive, arrived: float, seconds: float,
         await asyncio.wait({task, gone})
 
 
+async def give_up(error: ApiError, begun: bool, send: Send) -> None:
+    """Send an error as the last event of a stream that has begun; else raise it, which whoever stands above answers."""
+    if not begun:
+        raise error
+    with contextlib.suppress(TimeoutError):  # the client may have stopped reading
+        async with asyncio.timeout(1):
+            await send({"type": "http.response.body", "body": sent_event(error.body)})
+
+
 @dataclass(eq=False)
 class Responder:
     """The response of one submitted request; owns its stream from now on.
@@ -93,9 +102,7 @@ class Responder:
         except Exception as error:
             shown = api_error(error, self.response.renamed)
             problem = shown.message
-            with contextlib.suppress(TimeoutError):  # the client may have stopped reading
-                async with asyncio.timeout(1):
-                    await self._give_up(shown, scope, receive, send)
+            await give_up(shown, self.begun, send)
         finally:
             self.stream.cancel()
             end_span(self.span, self.response.statistics, problem)
@@ -137,9 +144,3 @@ class Responder:
         if delta.index in self.last:
             self.gaps.add(now - self.last[delta.index])
         self.last[delta.index] = now
-
-    async def _give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.begun:
-            await send({"type": "http.response.body", "body": sent_event(error.body)})
-        else:
-            await error.response(scope, receive, send)

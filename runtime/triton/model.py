@@ -91,7 +91,7 @@ class TritonPythonModel:
         try:
             options = read_options(folder / "model.yaml")
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-            engine = AsyncLLM(folder / options.pair, options.engine)
+            engine = AsyncLLM(folder / options.pair, options)
         except InvalidInput as error:
             raise pb_utils.TritonModelException(str(error)) from None
         metrics = TritonMetrics(engine, args["model_name"])

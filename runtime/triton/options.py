@@ -1,8 +1,8 @@
-"""`model.yaml`: the options of one Triton model. Those of the engine are the fields of `RuntimeConfig`."""
+"""`model.yaml`: the options of one Triton model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -12,25 +12,24 @@ from runtime.config import RuntimeConfig, check_least
 
 
 @dataclass(frozen=True)
-class TritonOptions:
-    """Options of one model.
+class TritonOptions(RuntimeConfig):
+    """Options of one model: how its pair runs, and two of its own. It is one process, so its target is not sharded.
 
     Attributes:
         pair: pair folder; a relative one starts at the folder of `model.yaml`.
         request_seconds: timeout for a request, waiting included, in seconds, >= 0.001.
-        engine: how the pair runs. The target is not sharded: a model of Triton is one process.
     """
 
-    pair: str
-    request_seconds: float = 600.0
-    engine: RuntimeConfig = field(default_factory=RuntimeConfig)
+    pair: str = ""
+    request_seconds: float | int = 600.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pair, str) or not self.pair:
+        super().__post_init__()
+        if not self.pair:
             raise InvalidInput("pair", self.pair, "give the path of a pair folder")
         check_least(self, request_seconds=1e-3)
-        if self.engine.tensor_parallel != 1:
-            raise InvalidInput("tensor_parallel", self.engine.tensor_parallel, "a Triton model is one process; give 1")
+        if self.tensor_parallel != 1:
+            raise InvalidInput("tensor_parallel", self.tensor_parallel, "a Triton model is one process; give 1")
 
 
 def read_options(file: Path) -> TritonOptions:
@@ -39,12 +38,9 @@ def read_options(file: Path) -> TritonOptions:
     Raises:
         InvalidInput: it cannot be read, is not a mapping, or an option is wrong.
     """
-    text, own = read_text("model.yaml", file), TritonOptions.__dataclass_fields__.keys() - {"engine"}
+    text, known = read_text("model.yaml", file), TritonOptions.__dataclass_fields__
     with refused_as("model.yaml", str(file), "not a mapping of options to values"):
         values = dict(yaml.safe_load(text))
-    engine = {name: value for name, value in values.items() if name not in own}
-    for name in engine.keys() - RuntimeConfig.__dataclass_fields__.keys():
-        known = ", ".join(sorted(RuntimeConfig.__dataclass_fields__))
-        raise InvalidInput(name, values[name], f"unknown option; known: {known}")
-    asked = {"pair": None, **{name: values[name] for name in own if name in values}}
-    return TritonOptions(**asked, engine=RuntimeConfig(**engine))
+    for name in values.keys() - known.keys():
+        raise InvalidInput(name, values[name], f"unknown option; known: {', '.join(sorted(known))}")
+    return TritonOptions(**values)

@@ -61,7 +61,6 @@ def write_model(
         problem = "exists; give another --model, or --overwrite for what mtad triton wrote"
         raise InvalidInput("repository", str(folder), problem)
     values = asdict(options) | {"pair": _PAIR if copy else str(pair)}
-    values |= values.pop("engine")
     with write_folder(folder) as temporary:
         (temporary / "config.pbtxt").write_text(config(name, environment), encoding="utf-8")
         version = temporary / "1"

@@ -199,7 +199,7 @@ async def test_the_event_loop_is_not_blocked_while_the_engine_works(llm: LLM) ->
 
 async def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.async_llm.LONG_TEXT", 100)
-    tokenize, begun, go = llm._prompts.tokenize, list[str](), threading.Event()
+    tokenize, begun, go = llm.tokenize, list[str](), threading.Event()
 
     def slowly(text: str) -> list[int]:
         if len(text) > 100:
@@ -207,7 +207,7 @@ async def test_long_texts_wait_for_each_other_and_short_ones_do_not(llm: LLM, mo
             assert go.wait(PATIENCE)
         return tokenize(text)
 
-    monkeypatch.setattr(llm._prompts, "tokenize", slowly)
+    monkeypatch.setattr(llm, "tokenize", slowly)
     async with serving(llm) as engine:
         long = [asyncio.create_task(engine.submit("S " * 60, BASE)) for _ in range(6)]
         short = await (await engine.submit("S", BASE)).result()

@@ -49,7 +49,7 @@ class OneRow:
         into.log_p[node + 1, count:] = math.nan
 
     def tree(self, uniforms: Any) -> Any:
-        """A draft, `mtad.draft.Tree`; `uniforms(width)` gives a level's numbers."""
+        """A draft, a row of `mtad.batch.Trees`; `uniforms(width)` gives a level's numbers."""
         trees = mtad.batch.Trees.empty(self.starts)
         tree = mtad.batch.tree_of(trees, 0)
         for level, width in enumerate(self.request.params.widths):

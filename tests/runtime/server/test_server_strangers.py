@@ -97,7 +97,7 @@ def test_bodies_in_chunks_of_a_byte_hold_up_nobody(server: LiveServer) -> None:
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.engine.llm._prompts, "longest_token", 3)
+    monkeypatch.setattr(server.engine.llm, "_longest_token", 3)
     room = server.engine.llm.loop.scheduler.room_for_tokens
     status, answer = ask(server, prompt="x" * (3 * room + 1))
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", "prompt")
@@ -109,7 +109,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 
 def test_no_token_is_longer_than_the_longest(plain: LLM) -> None:
     text = "".join(plain.pair.tokenizer.get_vocab())[:3000]
-    assert len(text) <= plain._prompts.longest_token * len(plain.tokenize(text))
+    assert len(text) <= plain._longest_token * len(plain.tokenize(text))
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -244,7 +244,7 @@ def test_a_page_whose_name_leads_here_is_refused_where_no_key_is_asked_for(
 
 
 def test_names_of_the_server_are_let_in(plain: LLM) -> None:
-    with live(own(plain), allowed_hosts=("mtad.example",)) as server:
+    with live(own(plain), allowed_host=("mtad.example",)) as server:
         for host in ("127.0.0.1", "localhost:80", "[::1]:8000", "10.1.2.3:8000", "mtad.example", "Mtad.Example:8000"):
             assert call(server, "GET", "/v1/models", host=host)[0] == 200, host
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mtad import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams
 from runtime.scheduler.request import Result
 from runtime.triton.options import TritonOptions
 from runtime.triton.repository import write_model
@@ -39,8 +39,7 @@ class Place:
         self.environment, self.backends = make_environment(folder / "python"), make_backends(folder / "backends")
 
     def write(self, name: str, pair: Path, **engine: Any) -> None:
-        config = RuntimeConfig(provider="cpu", threads=1, prefix_tokens=0, **engine)
-        options = TritonOptions(str(pair), engine=config)
+        options = TritonOptions(pair=str(pair), provider="cpu", threads=1, prefix_tokens=0, **engine)
         write_model(self.repository, name, options, str(self.environment))
 
     def serve(self, *models: str) -> TritonServer:

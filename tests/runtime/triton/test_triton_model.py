@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -83,12 +83,12 @@ def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> Non
 
 def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
     pair = pair_folders("onnx")
-    folder = write_model(tmp_path, "small", TritonOptions(str(pair), engine=RuntimeConfig(rows=2, graphs=False)))
+    folder = write_model(tmp_path, "small", TritonOptions(pair=str(pair), rows=2, graphs=False))
     values = yaml.safe_load((folder / "1" / "model.yaml").read_text())
     assert set(values) == {"pair", "request_seconds", *asdict(RuntimeConfig())}
     options = read_options(folder / "1" / "model.yaml")
-    assert options.engine == RuntimeConfig(rows=2, graphs=False)
-    llm = LLM(pair, options.engine)
+    assert options == TritonOptions(pair=str(pair), rows=2, graphs=False)
+    llm = LLM(pair, options)
     assert llm.loop.scheduler.max_waiting == RuntimeConfig().max_waiting
 
 
@@ -119,12 +119,12 @@ def test_a_wrong_option_is_named(content: str, field: str, tmp_path: Path) -> No
 def test_a_directory_is_replaced_only_where_it_is_ours_and_that_is_asked(
     tmp_path: Path, pair_folders: Callable[[str], Path]
 ) -> None:
-    options = TritonOptions(str(pair_folders("onnx")))
+    options = TritonOptions(pair=str(pair_folders("onnx")))
     folder = write_model(tmp_path, "mtad", options)
     with pytest.raises(InvalidInput, match="--overwrite"):
         write_model(tmp_path, "mtad", options)
-    write_model(tmp_path, "mtad", TritonOptions(options.pair, engine=RuntimeConfig(rows=2)), overwrite=True)
-    assert read_options(folder / "1" / "model.yaml").engine.rows == 2
+    write_model(tmp_path, "mtad", replace(options, rows=2), overwrite=True)
+    assert read_options(folder / "1" / "model.yaml").rows == 2
     (tmp_path / "theirs" / "1").mkdir(parents=True)
     with pytest.raises(InvalidInput, match="exists"):
         write_model(tmp_path, "theirs", options, overwrite=True)
@@ -133,7 +133,7 @@ def test_a_directory_is_replaced_only_where_it_is_ours_and_that_is_asked(
 def test_an_interrupted_write_leaves_what_was_there(
     tmp_path: Path, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = TritonOptions(str(pair_folders("onnx")))
+    options = TritonOptions(pair=str(pair_folders("onnx")))
     folder = write_model(tmp_path, "mtad", options)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError("disk full")))
@@ -145,7 +145,7 @@ def test_an_interrupted_write_leaves_what_was_there(
 
 
 def test_a_copy_can_be_moved(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
-    written = write_model(tmp_path / "here", "mtad", TritonOptions(str(pair_folders("onnx"))), copy=True)
+    written = write_model(tmp_path / "here", "mtad", TritonOptions(pair=str(pair_folders("onnx"))), copy=True)
     moved = written.rename(tmp_path / "there")
     options = read_options(moved / "1" / "model.yaml")
     assert not Path(options.pair).is_absolute()
@@ -159,7 +159,7 @@ def test_the_command_writes_a_directory(tmp_path: Path, pair_folders: Callable[[
     config = (folder / "config.pbtxt").read_text()
     assert re.search(r"decoupled: true", config)
     assert 'name: "small"' in config
-    assert read_options(folder / "1" / "model.yaml").engine.rows == 3
+    assert read_options(folder / "1" / "model.yaml").rows == 3
 
 
 class Recorder:
