@@ -59,7 +59,9 @@ def test_ports_volumes_and_times_of_the_manifest_fit_together(manifest: dict[str
     assert all(container[probe]["httpGet"]["port"] in ports for probe in ("startupProbe", "readinessProbe"))
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
     (seconds,) = [one.partition("=")[2] for one in container["command"] if one.startswith("--exit-timeout-secs")]
-    assert pod["terminationGracePeriodSeconds"] > int(seconds)
+    command, before = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    assert pod["terminationGracePeriodSeconds"] > int(seconds) + int(before)
 
 
 def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,7 +67,6 @@ class PlanEngine(Engine):
     """
 
     capturable = True
-    _config: Any = None
 
     def __init__(
         self, folder: Path, spec: EngineSpec, trt: ModuleType, cache: Callable[[], KvCache], profiles: tuple[int, ...]
@@ -85,8 +85,8 @@ class PlanEngine(Engine):
         placed = {name: getattr(step, name).to(self.device) for name in INPUTS}
         return self.enqueue(replace(step, **placed)).to(step.tokens.device)
 
-    def _context(self, profile: int) -> Any:
-        how = self._config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+    def _context(self, profile: int, config: Any = None) -> Any:
+        how = config or self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(how)
         accepted(context is not None, "execution context of profile", profile)
         accepted(context.set_optimization_profile_async(profile, self._stream()), "optimization profile", profile)
@@ -116,10 +116,10 @@ class TensorRTEngine(PlanEngine):
     def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, device: str) -> None:
         super().__init__(folder, spec, trt, partial(ColumnCache, spec, device), (PREFILL, DECODE))
         self.spec = replace(spec, capacity=spec.capacity - FORMATS[spec.format].spare_columns)
-        self._config = self._runtime_config() if FORMATS[spec.format].ahead_of_time else None
+        prefill, self._decode = self._runtime_configs() if FORMATS[spec.format].ahead_of_time else (None, None)
         if spec.attention == "operator":
             self._check_aliases()
-        self._prefill, self._contexts = self._context(PREFILL), dict[tuple[int, ...], Any]()
+        self._prefill, self._contexts = self._context(PREFILL, prefill), dict[tuple[int, ...], Any]()
 
     @property
     def captured_on(self) -> object:
@@ -133,7 +133,7 @@ class TensorRTEngine(PlanEngine):
             if fresh := shape not in self._contexts:
                 if len(self._contexts) == MAX_CONTEXTS:
                     self._contexts = {}
-                self._contexts[shape] = self._context(DECODE)
+                self._contexts[shape] = self._context(DECODE, self._decode)
             return self._run(step, self._contexts[shape], fresh)
         found = torch.empty(rows, kept, self.spec.vocab_size, dtype=self.spec.torch_dtype, device=self.device)
         for chunk, row, at in prefill_chunks(step, self._plan.prefill_tokens):
@@ -176,23 +176,26 @@ class TensorRTEngine(PlanEngine):
             write_columns(cache, new, step.write_at)
         return outputs["logits"]
 
-    def _runtime_config(self) -> Any:
-        """How TensorRT-RTX makes contexts: their memory is ours, and a shape's kernels are compiled before it runs.
+    def _runtime_configs(self) -> tuple[Any, Any]:
+        """How TensorRT-RTX makes contexts, of prompts and of decoding: their memory is ours.
 
-        Left to itself it would go on compiling behind the first runs, and a graph would keep the slower kernels. Its
-        own graphs are off: these steps are captured here. What it compiled is kept for the next process.
+        A shape's kernels are compiled before it decodes: a graph would keep those that run while others are compiled.
+        Prompts, which have many shapes and no graphs, do not wait for theirs. TensorRT-RTX's own graphs are off: steps
+        are captured here. What it compiled is kept for the next process.
         """
-        config = self._engine.create_runtime_config()
-        config.set_execution_context_allocation_strategy(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        config.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
-        config.cuda_graph_strategy = self._trt.CudaGraphStrategy.DISABLED
-        kernels = config.create_runtime_cache()
+        configs = self._engine.create_runtime_config(), self._engine.create_runtime_config()
+        kernels = configs[0].create_runtime_cache()
         path = cache_folder() / "tensorrt-rtx" / f"{self.spec.build_hash}.kernels"
         if path.is_file() and not kernels.deserialize(path.read_bytes()):
             log.info("kernels are compiled anew: those of %s are of another GPU, driver or version", path)
-        config.set_runtime_cache(kernels)
+        strategies = self._trt.DynamicShapesKernelSpecializationStrategy
+        for config, strategy in zip(configs, (strategies.LAZY, strategies.EAGER), strict=True):
+            config.set_execution_context_allocation_strategy(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+            config.dynamic_shapes_kernel_specialization_strategy = strategy
+            config.cuda_graph_strategy = self._trt.CudaGraphStrategy.DISABLED
+            config.set_runtime_cache(kernels)
         weakref.finalize(self, _write_kernels, kernels, path)
-        return config
+        return configs
 
     def _check_aliases(self) -> None:
         """Every present must be written where its past lies; TensorRT says which outputs are."""
@@ -225,7 +228,9 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
             log.log(logging.ERROR if serious else logging.DEBUG, "TensorRT: %s", message)
 
     runtime = trt.Runtime(Log())
-    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    # a plan that was read would take as much memory again
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as plan:
+        engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise InvalidInput("plan", str(path), "the runtime cannot load it (see its log); export again")
     return runtime, engine

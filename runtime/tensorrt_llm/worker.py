@@ -35,6 +35,8 @@ WORKER = "1.4.0rc1"
 INTERFACE, SERVE = "tensorrt_llm._torch.speculative.interface", "tensorrt_llm.commands.serve"
 PROCESS = "tensorrt_llm.llmapi.utils"
 SEAM, CALLER = "rejection_sampling_one_model", "_sample_and_accept_draft_tokens_rejection"
+SEEDS = "_rng_state_per_request"
+"""What the caller has seeds and offsets of each request from. Releases without it have one seed for all of a batch."""
 GIVEN = ("draft_probs", "draft_token_ids", "target_probs", "deterministic", "seed", "offset")
 """What the library's function is given, by name."""
 CALLED = ("self", "logits", "draft_tokens", "draft_probs", "num_contexts", "batch_size", "spec_metadata")
@@ -154,6 +156,7 @@ def check_contract(interface: Any) -> None:
     found = {
         f"SpecWorkerBase.{CALLER}": code is not None and tuple(inspect.signature(caller).parameters) == CALLED,
         f"the call of {SEAM}": code is not None and SEAM in code.co_names and GIVEN in named,
+        "seeds of each request": code is not None and SEEDS in code.co_names,
         SEAM: tuple(inspect.signature(getattr(interface, SEAM, check_contract)).parameters) == GIVEN,
     }
     if changed := [name for name, holds in found.items() if not holds]:
@@ -182,6 +185,7 @@ def accept_by(threshold: float) -> Any:
         """
         assert seed is not None
         assert offset is not None
+        assert seed.shape == offset.shape == draft_token_ids.shape[:1]
         uniform = uniforms(seed, offset)
         tokens, counts = decide(draft_token_ids.long(), target_probs, draft_probs, uniform, log_threshold)
         return tokens.int(), counts.int()

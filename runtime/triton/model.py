@@ -37,9 +37,10 @@ class TritonSender:
 
     def send(self, tensors: dict[str, NDArray[Any]], last: bool) -> None:
         outputs = [pb_utils.Tensor(name, value) for name, value in tensors.items()]
-        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
-        self._sender.send(pb_utils.InferenceResponse(output_tensors=outputs), flags=flags)
-        self._ended = last
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=outputs))
+        if last:  # told apart: Triton's sender closes at the end, be there room in shared memory for outputs or not
+            self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self._ended = True
 
     def fail(self, error: ApiError) -> None:
         if self._ended:
@@ -110,6 +111,10 @@ class TritonPythonModel:
                 self._service.submit(_tensors(request), sender)
             except Exception as error:  # whatever it is, the client gets it, and other requests go on
                 self._service.refuse(error, sender)
+
+    def is_ready(self) -> bool:
+        """Whether the engine goes on; newer releases of Triton ask, for their health as well."""
+        return self._service.engine.ready
 
     def finalize(self) -> None:
         """Stop the engine; Triton has waited for the requests."""

@@ -93,15 +93,20 @@ class SpecWorkerBase:
         p = spec_compute_probs_from_logits(meta.advanced_sampling_mode, logits[own], *filters)
         q = torch.zeros(gens, draft_len, vocab)
         q[:, :, : draft_probs.shape[-1]] = draft_probs
+        seeds, offsets = self._rng_state_per_request(meta, num_contexts, batch_size)
         tokens[num_contexts:], counts[num_contexts:] = rejection_sampling_one_model(
             draft_probs=q,
             draft_token_ids=draft_tokens.to(torch.int32).contiguous(),
             target_probs=p.reshape(gens, draft_len + 1, vocab),
             deterministic=True,
-            seed=meta.request_seeds[num_contexts:batch_size],
-            offset=meta.request_offsets[num_contexts:batch_size],
+            seed=seeds,
+            offset=offsets,
         )
         return tokens, counts
+
+    def _rng_state_per_request(self, spec_metadata: Any, num_contexts: int, batch_size: int) -> tuple[Tensor, Tensor]:
+        own = slice(num_contexts, batch_size)
+        return spec_metadata.request_seeds[own], spec_metadata.request_offsets[own]
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:

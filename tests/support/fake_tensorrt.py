@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Mapping, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,17 @@ class IExecutionContext:
 
 
 class ICudaEngine:
-    """Attributes: contexts: those made, in order; their rules: memory is the caller's, shapes compile at once."""
+    """Contexts take their memory from the caller.
+
+    Attributes:
+        contexts: those made, in order.
+        specializations: how each compiles kernels for a new shape, of TensorRT-RTX.
+    """
 
     def __init__(self, graph: Path, profiles: Sequence[Mapping[str, Any]]) -> None:
         self._session, self._profiles = open_session(graph, 1, None, None), profiles
         self.contexts: list[IExecutionContext] = []
+        self.specializations: list[DynamicShapesKernelSpecializationStrategy] = []
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
         return 256 * (1 + profile_index)
@@ -162,7 +169,7 @@ class ICudaEngine:
 
     def create_execution_context(self, strategy: Any) -> IExecutionContext | None:
         if isinstance(strategy, IRuntimeConfig):
-            assert strategy.dynamic_shapes_kernel_specialization_strategy.name == "EAGER"
+            self.specializations.append(strategy.dynamic_shapes_kernel_specialization_strategy)
             assert strategy.cuda_graph_strategy.name == "DISABLED"
             strategy = strategy.strategy
         if strategy is not ExecutionContextAllocationStrategy.USER_MANAGED:
@@ -175,9 +182,9 @@ class Runtime:
     def __init__(self, logger: ILogger) -> None:
         self._logger = logger
 
-    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+    def deserialize_cuda_engine(self, serialized_engine: mmap) -> ICudaEngine | None:
         try:
-            values = json.loads(serialized_engine)
+            values = json.loads(serialized_engine.read())
             return ICudaEngine(Path(values["graph"]), values["profiles"])
         except ValueError:
             return None

@@ -14,6 +14,7 @@ import ctypes
 import json
 import math
 from collections.abc import Callable
+from mmap import mmap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,8 +172,8 @@ class Runtime:
     def __init__(self, logger: ILogger) -> None:
         self._logger = logger
 
-    def deserialize_cuda_engine(self, serialized_engine: bytes) -> Plan | None:
-        return Plan(**json.loads(serialized_engine))
+    def deserialize_cuda_engine(self, serialized_engine: mmap) -> Plan | None:
+        return Plan(**json.loads(serialized_engine.read()))
 
 
 def check_values(given: dict[str, Any], plan: Plan) -> None:

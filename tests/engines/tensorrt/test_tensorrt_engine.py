@@ -83,14 +83,27 @@ def test_what_was_compiled_is_kept_for_the_next_process(target_graphs: dict[str,
     spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN, build_hash="kept")
     fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
     first = opened(tmp_path, spec)
-    assert first._config
-    first._config.cache.blob = b"kernels of a shape"
+    assert first._decode
+    first._decode.cache.blob = b"kernels of a shape"
     del first
     gc.collect()
     assert (cache_folder() / "tensorrt-rtx" / "kept.kernels").read_bytes() == b"kernels of a shape"
     second = opened(tmp_path, spec)
-    assert second._config
-    assert second._config.cache.blob == b"kernels of a shape"
+    assert second._decode
+    assert second._decode.cache.blob == b"kernels of a shape"
+
+
+def test_prompts_do_not_wait_for_kernels_of_their_shape_and_blocks_do(
+    target_graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    """A graph would keep those that run meanwhile."""
+    spec = replace(SPEC, format="tensorrt-rtx", plan=PLAN)
+    fake_tensorrt.write_plan(tmp_path / "model.engine", target_graphs["operator"] / "model.onnx", spec, PLAN)
+    engine = opened(tmp_path, spec)
+    engine.step(make_step(some_tokens(0, 100)[None], [0]))
+    engine.step(make_step(more_tokens(4, 2), [100, 0, 0, 0]))
+    prompts, *blocks = (one.name for one in engine._engine.specializations)
+    assert (prompts, set(blocks)) == ("LAZY", {"EAGER"})
 
 
 def test_contexts_are_bounded_and_graphs_of_those_that_went_are_void(engine: TensorRTEngine) -> None:

@@ -186,9 +186,28 @@ def test_what_the_library_has_changed_is_named(library: SimpleNamespace, monkeyp
 
     def another(self: Any, logits: Tensor, draft_tokens: Tensor, num_contexts: int) -> None: ...
 
+    def one_seed(  # for all of a batch, as other releases have it
+        self: Any,
+        logits: Tensor,
+        draft_tokens: Tensor,
+        draft_probs: Tensor,
+        num_contexts: int,
+        batch_size: int,
+        spec_metadata: Any,
+    ) -> None:
+        fake.rejection_sampling_one_model(
+            draft_probs=draft_probs,
+            draft_token_ids=draft_tokens,
+            target_probs=logits,
+            deterministic=True,
+            seed=self.seed,
+            offset=self.offset,
+        )
+
     for owner, name, other, said in (
         (interface, ours.SEAM, renamed, f"changed in {ours.INTERFACE}: {ours.SEAM};"),
-        (fake.SpecWorkerBase, ours.CALLER, another, f"SpecWorkerBase.{ours.CALLER}, the call of {ours.SEAM};"),
+        (fake.SpecWorkerBase, ours.CALLER, another, f"SpecWorkerBase.{ours.CALLER}, the call of {ours.SEAM}, "),
+        (fake.SpecWorkerBase, ours.CALLER, one_seed, f"changed in {ours.INTERFACE}: seeds of each request;"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, other)
