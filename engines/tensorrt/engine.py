@@ -116,10 +116,11 @@ class TensorRTEngine(PlanEngine):
     def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, device: str) -> None:
         super().__init__(folder, spec, trt, partial(ColumnCache, spec, device), (PREFILL, DECODE))
         self.spec = replace(spec, capacity=spec.capacity - FORMATS[spec.format].spare_columns)
-        prefill, self._decode = self._runtime_configs() if FORMATS[spec.format].ahead_of_time else (None, None)
+        configs = self._runtime_configs() if FORMATS[spec.format].ahead_of_time else (None, None)
         if spec.attention == "operator":
             self._check_aliases()
-        self._prefill, self._contexts = self._context(PREFILL, prefill), dict[tuple[int, ...], Any]()
+        self._prefill, self._decode = self._context(PREFILL, configs[0]), configs[1]
+        self._contexts: dict[tuple[int, ...], Any] = {}
 
     @property
     def captured_on(self) -> object:

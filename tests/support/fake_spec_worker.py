@@ -25,8 +25,8 @@ def rejection_sampling_one_model(
     draft_token_ids: Tensor,
     target_probs: Tensor,
     deterministic: bool = True,
-    seed: int | None = None,
-    offset: int | None = None,
+    seed: Tensor | int | None = None,
+    offset: Tensor | int | None = None,
 ) -> tuple[Tensor, Tensor]:
     return STRICT
 
