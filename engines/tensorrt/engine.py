@@ -229,9 +229,10 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
             log.log(logging.ERROR if serious else logging.DEBUG, "TensorRT: %s", message)
 
     runtime = trt.Runtime(Log())
-    # a plan that was read would take as much memory again
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as plan:
-        engine = runtime.deserialize_cuda_engine(plan)
+    engine = None
+    if path.stat().st_size:  # of nothing there is no map; a plan that was read would take as much memory again
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as plan:
+            engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise InvalidInput("plan", str(path), "the runtime cannot load it (see its log); export again")
     return runtime, engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -82,8 +81,10 @@ def serve_cluster(
             serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
         finally:  # a Ray cluster of one's own goes on
             generations.closing = True
-            with contextlib.suppress(TimeoutError):  # a replica hangs; Ray Serve goes on with it
+            try:
                 serve.delete(options.model)
+            except TimeoutError:
+                log.warning("a replica does not end; Ray Serve goes on ending it")
     finally:
         ray.shutdown()
 

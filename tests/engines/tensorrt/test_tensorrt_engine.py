@@ -106,6 +106,13 @@ def test_prompts_do_not_wait_for_kernels_of_their_shape_and_blocks_do(
     assert (prompts, set(blocks)) == ("LAZY", {"EAGER"})
 
 
+def test_a_plan_that_is_cut_off_is_refused_by_name(tmp_path: Path) -> None:
+    for held in (b"", b"{"):
+        (tmp_path / "model.engine").write_bytes(held)
+        with pytest.raises(InvalidInput, match="the runtime cannot load it"):
+            opened(tmp_path, replace(SPEC, format="tensorrt-rtx", plan=PLAN))
+
+
 def test_contexts_are_bounded_and_graphs_of_those_that_went_are_void(engine: TensorRTEngine) -> None:
     kept = [weakref.ref(context) for context in engine._engine.contexts]
     engine._engine.contexts.clear()  # only the engine keeps them now
