@@ -210,7 +210,8 @@ class AsyncLLM:
             cancelled, self._cancelled = self._cancelled, []
             if self.state == "cancelling":
                 cancelled = [choice.request for choice in self._choices.values()]
-        loop.cancel(cancelled)
+        if cancelled:  # which looks through the whole queue
+            loop.cancel(cancelled)
         return True
 
     def _deliver(self, ended: list[Request]) -> None:

@@ -167,7 +167,7 @@ class DecodingLoop:
         plain = alone and (auxiliary_ran or not any(drafts))  # a block of nothing but look-ups is no planner's
         self.planner.observe(requests, params, drafted, accepted, seconds, catch_up, plain)
         tokens = [own if kept else [] for own, kept in zip(block.tokens, is_kept, strict=True)]
-        self.lookups.observe(requests, drafts, tokens, seconds, alone and not auxiliary_ran)
+        self.lookups.observe(requests, drafts, tokens, seconds, alone, auxiliary_ran)
         return block
 
     def _run_each_alone(self, requests: Sequence[Request], error: Exception) -> None:

@@ -90,5 +90,7 @@ class PrefixCache:
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Leading tokens two prompts share."""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    length = min(len(ours), len(theirs))
+    pages = range(0, length, KV_PAGE)
+    page = next((at for at in pages if ours[at : at + KV_PAGE] != theirs[at : at + KV_PAGE]), length)
+    return next((at for at in range(page, length) if ours[at] != theirs[at]), length)

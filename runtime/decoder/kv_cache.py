@@ -81,7 +81,8 @@ class KvCaches:
         at, scores = request.target_cached, request.prompt_scores
         if not at and self._is_reusable(request):
             request.target_cached = self._reuse(self.target, request, row, running)
-            request.statistics.reused_tokens = request.target_cached
+            if not request.statistics.preemptions:  # else it finds the prompt that it has computed itself
+                request.statistics.reused_tokens = request.target_cached
         if both and not request.auxiliary_cached:
             request.auxiliary_cached = self._reuse(self.auxiliary, request, row, running)
         if request.target_cached < end:
@@ -159,7 +160,7 @@ class KvCaches:
             held = ends.get(other, other.target_cached if role is self.target else other.auxiliary_cached)
             if other.error:
                 continue  # what its row holds may not be numbers
-            if held > best and other is not request and other.salt == request.salt:
+            if best < len(tokens) and held > best and other is not request and other.salt == request.salt:
                 shared = min(common_prefix(tokens, other.prompt[:-1]), held)
                 if shared > best:
                     best, source = shared, at

@@ -8,6 +8,9 @@ from tokenizers.decoders import DecodeStream
 from mtad.params import DecodingParams
 from runtime.scheduler.request import FinishReason, Request
 
+MOST_HELD = 8
+"""After so many tokens without text it is looked for what no further token changes: each decodes all of them again."""
+
 
 class Detokenizer:
     """Decodes a request's tokens as they come and applies its stop conditions inside an accepted block.
@@ -32,10 +35,8 @@ class Detokenizer:
             if token in self._eos or (token in self._stop_tokens and not early):
                 self._flush(request, known[:-1])
                 return "stop"
-            if piece := self._stream.step(self._tokenizer, token):
-                self._decoded = len(known)
-                if self._add(request, piece, early):
-                    return "stop"
+            if (piece := self._step(known)) and self._add(request, piece, early):
+                return "stop"
             if len(known) >= most:
                 return "stop" if self._flush(request, known) else "length"
         return None
@@ -47,8 +48,33 @@ class Detokenizer:
         """
         if self._decoded == len(tokens):
             return False
-        whole = self._tokenizer.decode(tokens, skip_special_tokens=self._skip)
+        whole = self._decode(tokens)
         return whole.startswith(request.text) and self._add(request, whole[len(request.text) :])
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))
+
+    def _step(self, known: list[int]) -> str:
+        """The text that the last token completes, or that of held tokens which no further one changes."""
+        held, ends = known[self._decoded :], [0]
+        try:
+            if (piece := self._stream.step(self._tokenizer, held[-1])) or len(held) % MOST_HELD:
+                self._decoded += len(held) if piece else 0
+                return piece or ""
+            ends = [1, 2, 3, 4]
+        except Exception as error:  # of byte fallback: broken bytes unmake the character before them, which is shown
+            if "prefix" not in str(error):
+                raise
+        whole = self._decode(held)
+        for end in ends:
+            at = len(held) - end
+            if (shown := self._decode(held[:at])) + self._decode(held[at:]) == whole:
+                self._decoded += at
+                self._stream = DecodeStream(skip_special_tokens=self._skip)
+                for token in held[at:] or held[-1:]:  # which tells whether the next one begins with a space
+                    self._stream.step(self._tokenizer, token)
+                return shown
+        return ""
 
     def _add(self, request: Request, piece: str, early: bool = False) -> bool:
         """Add to the text; cut it at the earliest stop string that this completes, unless it is too early."""

@@ -42,7 +42,8 @@ class Scheduler:
 
     A client's account holds the tokens of its requests so far, and the next row goes to the smallest account, within a
     client to the request that came first (the virtual token counter of arXiv 2401.00588). A client that comes back
-    after a pause begins with the account of the client that was admitted last: pauses save up no rows, and cost none.
+    after a pause begins with the account of the client that was admitted last, or somewhat below what clients got on
+    average if that is more: pauses save up no rows, and cost none, and newcomers do not pass the others for ever.
 
     Running requests are always rows 0 .. R-1, and the one whose prompt is being stored, if any, is row R. When a row
     becomes free the last running request takes its place, and the joining one the last's: `retire` copies them.
@@ -266,6 +267,8 @@ class Scheduler:
                     del self._queues[request.client]
                 return
             self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
+            served = self._queues.keys() | {one.client for one in self.holders}
+            self._clock += request.cost // (1 + len(served))  # else new ones could pass the others for ever
         self._leave(request, caches)
 
     def _leave(self, request: Request, caches: KvCaches) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,12 +27,13 @@ Draft = list[list[int]]
 
 
 class RanBlock(NamedTuple):
-    """A block of some rows with drafts of `length` at most, as `BlockTimes.add` takes it."""
+    """A block of some rows with looked-up drafts of `length` at most, and whether the auxiliary ran in it."""
 
     rows: int
     length: int
     seconds: float
     alone: bool
+    auxiliary_ran: bool
 
 
 @dataclass
@@ -65,9 +66,9 @@ class Lookups:
 
     A draft gives as many tokens as those looked up in the request's text so far promise. All that may follow the load
     (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second by the measured seconds
-    of blocks in which the auxiliary did not run; what is expected of a new text is what texts of greedy requests, or of
-    the others, showed so far. It is chosen anew every `INTERVAL` blocks, since choosing takes time itself. All other
-    requests' drafts go by their own text and `costs` alone.
+    of blocks; what is expected of a new text is what texts of greedy requests, or of the others, showed so far. It is
+    chosen anew every `INTERVAL` blocks, since choosing takes time itself. All other requests' drafts go by their own
+    text and `costs` alone. A draft of 0 tokens is the auxiliary's where a request uses it.
 
     Args:
         longest: longest draft, in tokens.
@@ -77,8 +78,9 @@ class Lookups:
     def __init__(self, longest: int, costs: DraftCosts | None = None, kept_tokens: int = 0) -> None:
         self._kept_tokens, self._kept = kept_tokens, dict[int, list[int]]()
         self._longest, self._lengths = longest, draft_lengths(min(longest, LONGEST))
-        self._node = (costs or DraftCosts()).node
-        self._times, self._length, self._blocks_left, self._skipped = BlockTimes(), 0, 0, 0
+        self._costs = costs or DraftCosts()
+        self._times = {auxiliary_ran: BlockTimes() for auxiliary_ran in (False, True)}
+        self._length, self._blocks_left, self._skipped = 0, 0, 0
         self._drafted: RanBlock | None = None  # with a draft, and not learnt yet
         self._usual = {greedy: Acceptance() for greedy in (False, True)}
 
@@ -98,18 +100,25 @@ class Lookups:
                 if request.params.timed:
                     text.acceptance.usual, timed[row] = self._usual[params.temperature == 0], text
                 else:
-                    costs = [1 + self._node * length * len(draft) for length in self._lengths]
-                    drafts[row] = _cut(draft, self._best([text], 1, costs))
+                    costs = [1 + self._costs.node * length * len(draft) for length in self._lengths]
+                    if length := _auxiliary_length(request):
+                        costs[0] = self._costs.block(params, length)
+                    drafts[row] = _cut(draft, self._best([request], [text], costs))
             elif request.looked_up:
                 request.looked_up.found = []
         if timed:
-            auxiliary_runs = any(request.part_params.uses_model for request in requests)
-            length = self._common_length(len(requests), list(timed.values()), auxiliary_runs)
+            length = self._common_length(requests, timed)
             drafts = [_cut(draft, length) if row in timed else draft for row, draft in enumerate(drafts)]
         return drafts
 
     def observe(
-        self, requests: Sequence[Request], drafts: list[Draft], tokens: list[list[int]], seconds: float, alone: bool
+        self,
+        requests: Sequence[Request],
+        drafts: list[Draft],
+        tokens: list[list[int]],
+        seconds: float,
+        alone: bool,
+        auxiliary_ran: bool = False,
     ) -> None:
         """Learn from a block.
 
@@ -117,7 +126,7 @@ class Lookups:
             drafts: what `find` returned.
             tokens: that the block gave each row; [] where they are not kept.
             seconds: of the whole block.
-            alone: whether nothing but the target's pass was computed; nothing is learnt from its seconds otherwise.
+            alone: whether nothing else was computed beside the block; nothing is learnt from its seconds otherwise.
         """
         for request, draft, given in zip(requests, drafts, tokens, strict=True):
             text = request.looked_up
@@ -128,23 +137,27 @@ class Lookups:
                     own.add(kept, len(draft[0]) if draft else 1)
         if any(request.looked_up for request in requests):
             longest = max(len(draft[0]) if draft else 0 for draft in drafts)
-            self._learn(RanBlock(len(requests), longest, seconds, alone))
+            self._learn(RanBlock(len(requests), longest, seconds, alone, auxiliary_ran))
         elif self._drafted:
-            self._times.add(*self._drafted, after_change=True)
+            self._add(self._drafted)
             self._drafted = None
 
     def _learn(self, ran: RanBlock) -> None:
         """Learn what blocks take. What one after a draft takes longer, having another shape, is the draft's cost."""
         before, self._drafted = self._drafted, None
         if before:
-            if ran.alone and not ran.length and ran.rows == before.rows and 0 in self._times.measured(ran.rows):
-                longer = ran.seconds - self._times.expected(ran.rows, [0])[0]
+            times = self._times[ran.auxiliary_ran]
+            if ran.alone and not ran.length and ran.rows == before.rows and 0 in times.measured(ran.rows):
+                longer = ran.seconds - times.expected(ran.rows, [0])[0]
                 before = before._replace(seconds=before.seconds + max(0.0, longer))
-            self._times.add(*before, after_change=True)
+            self._add(before)
         if ran.length:
             self._drafted = ran
         else:
-            self._times.add(*ran, after_change=True)
+            self._add(ran)
+
+    def _add(self, ran: RanBlock) -> None:
+        self._times[ran.auxiliary_ran].add(ran.rows, ran.length, ran.seconds, ran.alone, after_change=True)
 
     def record_end(self, request: Request) -> None:
         """Keep the text of a request that has ended, if drafts were looked up in it, for those that come."""
@@ -161,28 +174,39 @@ class Lookups:
         known = np.array([*(self._kept.get(request.salt, []) if free else []), *request.prompt])
         return Text(np.append(known, np.zeros(request.max_tokens, np.int64)), len(known))
 
-    def _common_length(self, rows: int, texts: Sequence[Text], auxiliary_runs: bool) -> int:
-        """The length of the drafts of texts that may follow the load, for which something was found.
-
-        Args:
-            auxiliary_runs: whether it drafts where nothing is looked up, so that a block without a draft is not seen.
-        """
+    def _common_length(self, requests: Sequence[Request], texts: Mapping[int, Text]) -> int:
+        """The length of the drafts of texts, by row, that may follow the load and for which something was found."""
         self._blocks_left -= 1
         if self._blocks_left <= 0:
-            measured = self._times.measured(rows)
-            if len(measured) < 2:  # a line needs two lengths, one of them what drafts are compared with
-                return min(FIRST, self._lengths[-1]) if auxiliary_runs or 0 in measured else 0
-            costs = self._times.expected(rows, self._lengths)
-            self._length, self._blocks_left = self._best(texts, rows, costs), INTERVAL
+            rows, drafted = len(requests), {row for row, one in enumerate(requests) if _auxiliary_length(one)}
+            # of blocks in which nothing is looked up, and in which it is, the auxiliary perhaps drafting for others
+            without, drafting = self._times[bool(drafted)], self._times[bool(drafted - texts.keys())]
+            needed = (without, 0), (drafting, min(FIRST, self._lengths[-1])), (drafting, int(drafting is not without))
+            for times, length in needed:  # a line needs two lengths
+                if length not in times.measured(rows):
+                    return length
+            costs = without.expected(rows, [0]) + drafting.expected(rows, self._lengths[1:])
+            by_row = [texts.get(row) for row in range(rows)]
+            self._length, self._blocks_left = self._best(requests, by_row, costs), INTERVAL
         self._skipped = 0 if self._length else self._skipped + 1
         return self._length or int(self._skipped % PROBE == 0)
 
-    def _best(self, texts: Sequence[Text], rows: int, costs: Sequence[float]) -> int:
-        """The length of drafts of these texts with which all rows give the most tokens for the cost of their block."""
-        tokens = [text.acceptance.tokens(self._lengths[-1]) for text in texts]
-        gains = [sum(own[length] - 1 for own in tokens) for length in self._lengths]
-        speeds = [(rows + gain) / cost for gain, cost in zip(gains, costs, strict=True)]
+    def _best(self, requests: Sequence[Request], texts: Sequence[Text | None], costs: Sequence[float]) -> int:
+        """The length of drafts of these texts with which all requests give the most tokens for their block's cost."""
+        speeds = [0.0] * len(costs)
+        for request, text in zip(requests, texts, strict=True):
+            length = _auxiliary_length(request)
+            plain = request.acceptance.tokens(length)[length]
+            looked_up = text.acceptance.tokens(self._lengths[-1]) if text else []
+            for at, cost in enumerate(costs):
+                speeds[at] += (looked_up[self._lengths[at]] if text and at else plain) / cost
         return self._lengths[speeds.index(max(speeds))]
+
+
+def _auxiliary_length(request: Request) -> int:
+    """Tokens that the auxiliary drafts for a request for which nothing is looked up."""
+    params = request.part_params
+    return request.draft_len if params.automatic else params.drafted if params.uses_model else 0
 
 
 def _cut(draft: Draft, length: int) -> Draft:

@@ -64,10 +64,7 @@ class Planner:
         self._typical = defaultdict[str, Acceptance](Acceptance)
         self._blocks_left, self._bucket, self._ahead = 0.0, 0, 0
         self._clock, self._next_probe, self._probes = 0.0, 0.0, 0
-        self._lost, self._worth = (
-            0.0,
-            0.0,
-        )  # seconds: by a probe; those that its block would be worth
+        self._lost, self._worth = 0.0, 0.0  # seconds: by a probe; those that its block would be worth
         self._ended = [0.0] * 4  # of requests: tokens of prompts and of answers; seconds and tokens of storing texts
         self._variants: dict[tuple[int, int, bool, bool], DecodingParams] = {}
         self._planned: list[DecodingParams] = []

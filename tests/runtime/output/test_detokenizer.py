@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from mtad.params import DecodingParams
 from runtime.output.detokenizer import Detokenizer
 from runtime.scheduler.request import FinishReason, Request
+from tests.support.checkpoints import make_other_tokenizer
 
 EOS = "<eos>"
 MERGES = [("a", "Ã"), ("a", "b"), ("ab", "c"), ("ab", "Ã")]
@@ -65,6 +66,30 @@ def test_text_only_ever_grows_and_ends_as_the_whole_decoded(tokenizer: Tokenizer
         assert reason == "length"
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
         assert request.text == tokenizer.decode(tokens)
+
+
+def test_a_broken_character_behind_a_whole_one_breaks_no_text() -> None:
+    """With byte fallback all bytes in a row are decoded at once, and none is a character if one is not."""
+    tokenizer = make_other_tokenizer().backend_tokenizer
+    whole = [f"<0x{byte:02X}>" for byte in "😀".encode()]
+    [word] = tokenizer.encode("self", add_special_tokens=False).tokens[:1]
+    request, texts, _ = run(tokenizer, pieces(tokenizer, word, *whole, *whole[:2], word, word), eos=2)
+    assert texts[4] == word[1:] + "😀"
+    assert request.text == texts[4] + 2 * "\ufffd" + 2 * word.replace("▁", " ")
+
+
+def test_tokens_that_never_become_a_character_are_shown_and_cost_what_others_do(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, decode = list[int](), Detokenizer._decode
+    monkeypatch.setattr(Detokenizer, "_decode", lambda own, tokens: decoded.append(len(tokens)) or decode(own, tokens))
+    for run_of, kept in (("©", "\ufffd"), ("aÃ", "a\ufffd"), (EOS, "")):
+        tokens = pieces(tokenizer, "x", *60 * [run_of], "Ã", "©", "z")
+        request, texts, _ = run(tokenizer, tokens, ignore_eos=True)
+        assert request.text == "x" + 60 * kept + "éz" == tokenizer.decode(tokens)
+        assert texts[55].startswith("x" + 40 * kept), "what is broken is shown meanwhile"
+        assert sum(decoded) < 60 * len(tokens), "each once more, and no more often the longer the text is"
+        decoded.clear()
 
 
 def test_an_incomplete_character_is_shown_when_the_text_ends(tokenizer: Tokenizer) -> None:

@@ -122,6 +122,19 @@ def test_a_client_saves_up_no_rows_while_away() -> None:
     assert [served(scheduler, 50) for _ in range(8)].count("a") == 4
 
 
+def test_clients_that_come_once_do_not_keep_one_who_was_served_waiting_for_ever() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    scheduler.submit(of("again", 0))
+    assert served(scheduler, 200) == "again"
+    scheduler.submit(of("again", 1), of("other", 2))
+    order = list[str]()
+    for id in range(3, 40):
+        scheduler.submit(of(f"new {id}", id))
+        order.append(served(scheduler, 50))
+    assert "again" not in order[:4], "it had more than they have"
+    assert "again" in order
+
+
 def test_tokens_count_while_they_are_made() -> None:
     scheduler = Scheduler(rows=2, capacity=256)
     scheduler.submit(of("a", 0), of("a", 1), of("a", 2))

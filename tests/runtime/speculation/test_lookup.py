@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from runtime.speculation.lengths import DraftCosts
 from runtime.speculation.lookup import Lookups
 from runtime.speculation.planner import Planner
 from tests.runtime.speculation.test_planner import cpu, gpu
+
+RATE, LEVEL = 0.85, 0.15  # of the auxiliary
 
 Text = Callable[[random.Random, list[int]], int]
 """The next token of a text."""
@@ -47,33 +49,47 @@ def decode(
     rows: int = 2,
     blocks: int = 1500,
     change: float = 0.0,
+    drafts: Sequence[str] = ("lookup",),
     **params: object,
 ) -> tuple[float, float, list[int]]:
-    """Simulated seconds, the same without drafts, and the lengths of the drafts, of greedy texts.
+    """Simulated seconds, the same without drafts, and the lengths of what was looked up, of greedy texts.
 
-    `change`: seconds that a block takes longer if the one before it had a draft of another length.
+    Args:
+        change: seconds that a block takes longer if the one before it had a draft of another length.
+        drafts: of each row, in turn. Of the auxiliary's tokens `RATE` are accepted, and each of its levels takes `LEVEL`
+            as long as a block without drafts.
     """
-    lookups, clock, longest = Lookups(16), 0.0, list[int]()
-    own = DecodingParams.from_dict({"draft": "lookup", "max_tokens": 30_000, **params})
+    lookups, planner, clock, longest = Lookups(16), Planner(16), 0.0, list[int]()
+    own = [DecodingParams.from_dict({"draft": draft, "max_tokens": 30_000, **params}) for draft in drafts]
     chances = [random.Random(row) for row in range(rows)]
-    texts = [Request(row, [chances[row].randrange(6) for _ in range(120)], own, 1) for row in range(rows)]
-    jitter, tokens = random.Random(9), 0
+    texts = [
+        Request(row, [chances[row].randrange(6) for _ in range(120)], own[row % len(own)], 1) for row in range(rows)
+    ]
+    jitter, coin, tokens = random.Random(9), random.Random(10), 0
     for _ in range(blocks):
-        given = list[list[int]]()
-        drafts = lookups.find(texts)
-        chains = [draft[0] if draft else [] for draft in drafts]
-        for chance, request, draft in zip(chances, texts, chains, strict=True):
+        given, accepted = list[list[int]](), list[int]()
+        found = lookups.find(texts)
+        used = planner.plan(texts, list(map(bool, found)))
+        drafted = [one.drafted if one.uses_model else 0 for one in used]
+        chains = [draft[0] if draft else [] for draft in found]
+        for chance, request, draft, count in zip(chances, texts, chains, drafted, strict=True):
+            accepted.append([*(coin.random() < RATE for _ in range(count)), False].index(False))
             given.append([])
-            for place in range(len(draft) + 1):
+            for place in range(1 + max(len(draft), accepted[-1])):
                 given[-1].append(following(chance, request.prompt + request.tokens))
                 request.tokens.append(given[-1][-1])
-                if place == len(draft) or given[-1][-1] != draft[place]:
+                if draft and (place == len(draft) or given[-1][-1] != draft[place]):
                     break
             tokens += len(given[-1])
+            request.blocks += 1
         longest.append(max(map(len, chains)))
-        seconds = cost(rows, longest[-1]) + (change if longest[-2:-1] not in ([], longest[-1:]) else 0.0)
+        seconds = cost(rows, max(longest[-1], *drafted)) + LEVEL * cost(rows, 0) * max(drafted)
+        seconds += change if longest[-2:-1] not in ([], longest[-1:]) else 0.0
         clock += seconds
-        lookups.observe(texts, drafts, given, seconds * jitter.lognormvariate(0, 0.1), True)
+        seconds *= jitter.lognormvariate(0, 0.1)
+        ran = max(drafted) > 0
+        planner.observe(texts, used, drafted, accepted, seconds, 0.0, ran or not any(found))
+        lookups.observe(texts, found, given, seconds, True, ran)
     return clock, tokens / rows * cost(rows, 0), longest
 
 
@@ -100,6 +116,28 @@ def test_drafts_that_pay_are_as_long_as_they_pay(cost: Callable[[int, int], floa
     # 0.84 on a CPU with one row, where 4 and 8 tokens promise as much and 4 give more; 0.99 and above elsewhere
     assert plain / clock > 0.8 * max(other / seconds for seconds, other, _ in fixed)
     assert plain / clock > 1.0
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("following", [repeats, rambles])
+def test_a_request_that_may_do_both_is_about_as_fast_as_with_the_better_of_the_two(
+    following: Text, seed: int | None
+) -> None:
+    """In a text that repeats itself 16 looked-up tokens cost less than 4 of the auxiliary; in the other none is right."""
+    speeds = {}
+    for draft in ("model", "lookup", "lookup+model"):
+        temperature = 1.0 if seed else 0.0
+        clock, plain, _ = decode(following, gpu, 1, 600, drafts=[draft], seed=seed, temperature=temperature)
+        speeds[draft] = plain / clock
+    assert speeds.pop("lookup+model") > 0.93 * max(speeds.values()), speeds
+
+
+@pytest.mark.parametrize("cost", [cpu, gpu])
+def test_what_is_looked_up_beside_a_request_that_the_auxiliary_drafts_for_stops_where_it_does_not_pay(
+    cost: Callable[[int, int], float],
+) -> None:
+    seconds, plain, _ = decode(rambles, cost, 4, 600, drafts=["model", "lookup", "lookup", "lookup"])
+    assert seconds < 1.06 * plain
 
 
 def test_with_a_seed_drafts_follow_the_text_alone() -> None:
