@@ -39,7 +39,7 @@ def draft_levels(first, last, rows, level, trees, logits, q, uniforms, is_end, f
         trees: `Trees`, written to.
         logits: float32 [R, B, V], the auxiliary's after the beams of the level above.
         q: `Distributions` [R, 1 + N], where those of rows whose rule reads them are kept.
-        uniforms: float32 [R, D, W].
+        uniforms: float64 [R, D, W].
         finite: bool [R], made False where logits are no distribution.
     """
     vocab = logits.shape[2]
@@ -114,7 +114,7 @@ def decide(first, last, rows, trees, scored, adjusted, logits, q, accept, bonus_
         adjusted: float32 [R, 1 + M, V], the target's logits under the rows' constraints: the rules go by them.
         logits: float32 [R, 1 + M, V], its own, which log-probabilities are reported from.
         q: `Distributions` [R, 1 + N] of the auxiliary.
-        accept: float32 [R, D, W]; bonus_noise: float32 [R].
+        accept: float64 [R, D, W]; bonus_noise: float64 [R].
         decisions: `Decisions`, written to.
     """
     places, vocab, kept = logits.shape[1], logits.shape[2], 1

@@ -31,7 +31,7 @@ def draft_level(row, level, tree, q, uniforms, is_end):
     Args:
         tree: one row's of `mtad.batch.Trees`, written to; it lacks the axis R here and below.
         q: `Distributions` of the auxiliary after the B beams of the level above: index b is beam b.
-        uniforms: float32 [width], one for each slot.
+        uniforms: float64 [width], one for each slot.
         is_end: bool [V], tokens that end a text.
 
     Returns:
@@ -125,7 +125,7 @@ def choose(weights, shares, masses, uniform, greedy):
             goal -= masses[beam]
     if last < 0:
         return -1, -1
-    return last, pick(weights[last], min(goal / masses[last], 1.0 - 2.0**-24), False)
+    return last, pick(weights[last], min(goal / masses[last], 1.0 - 2.0**-53), False)
 
 
 @compiled

@@ -14,36 +14,36 @@ import numpy.typing as npt
 
 from mtad.compiled import compiled
 
-Floats = npt.NDArray[np.float32]
+Reals = npt.NDArray[np.float64]
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-SHIFTS, TOP_BITS = (np.uint64(30), np.uint64(27), np.uint64(31)), np.uint64(40)
-"""SplitMix64's constants; the highest 24 bits make a number."""
+SHIFTS, TOP_BITS = (np.uint64(30), np.uint64(27), np.uint64(31)), np.uint64(11)
+"""SplitMix64's constants; the highest 53 bits make a number."""
 
 DRAFT, ACCEPT, BONUS = range(3)
 """What a number is for."""
 
 
 class Noise(NamedTuple):
-    """Uniform numbers from [0, 1), multiples of 2**-24, which float32 holds.
+    """Uniform numbers from [0, 1), multiples of 2**-53: with float32's 24 bits, tokens of 1e-7 would never be drawn.
 
     Attributes:
-        draft: float32 [R, D, W], for the token of each slot of each level of a draft; a chain uses slot 0.
-        accept: float32 [R, D, W], for the acceptance of each node; a chain uses slot 0, and the first number of all
+        draft: float64 [R, D, W], for the token of each slot of each level of a draft; a chain uses slot 0.
+        accept: float64 [R, D, W], for the acceptance of each node; a chain uses slot 0, and the first number of all
             draws the path of `joint_sample`.
-        bonus: float32 [R], for the token that the target adds.
+        bonus: float64 [R], for the token that the target adds.
     """
 
-    draft: Floats
-    accept: Floats
-    bonus: Floats
+    draft: Reals
+    accept: Reals
+    bonus: Reals
 
     @classmethod
     def empty(cls, rows: int, draft_len: int, width: int) -> Noise:
         """Memory for the numbers of R rows; those of a draft that is smaller than the batch's largest are as alone."""
-        draft, accept = np.empty((2, rows, draft_len, width), np.float32)
-        return cls(draft, accept, np.empty(rows, np.float32))
+        draft, accept = np.empty((2, rows, draft_len, width))
+        return cls(draft, accept, np.empty(rows))
 
 
 @compiled
@@ -64,7 +64,7 @@ def fill_noise(keys, noise):
         hash_word(start)
         state = places + start
         hash_word(state)
-        numbers = (state >> TOP_BITS).astype(np.float32) * np.float32(2.0**-24)
+        numbers = (state >> TOP_BITS) * 2.0**-53
         noise.draft[r] = numbers[:size].reshape(levels, slots)
         noise.accept[r] = numbers[size : 2 * size].reshape(levels, slots)
         noise.bonus[r] = numbers[2 * size]

@@ -115,7 +115,7 @@ def emit(
     count, number, sure = tl.cdiv(size, BLOCK), tl.arange(0, BLOCKS), tl.load(greedy + row) != 0
     masses += (row if WEIGHED else here + kept + 1) * count
     mass = tl.load(masses + number, mask=number < count, other=0.0).to(tl.float64)
-    goal = tl.load(bonus + row).to(tl.float64) * tl.sum(mass, 0)
+    goal = tl.load(bonus + row) * tl.sum(mass, 0)
     block = tl.maximum(choose(mass, goal, sure), 0)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     logits += row * row_stride

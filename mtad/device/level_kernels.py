@@ -77,7 +77,7 @@ def draw_level(
         tokens .. ways: of `mtad.device.tables.Tree`, written to.
         step_tokens .. mask: of the step over the level, written to.
         logits .. blocks: of `mtad.device.tables.Tables` [R, B], after the beams of the level above.
-        draft: float32 [R, LEVELS, WIDTH], uniform numbers.
+        draft: float64 [R, LEVELS, WIDTH], uniform numbers.
         committed .. stops_at_eos: of `mtad.device.tables.Given`.
         FIRST: it is level 0, whose only beam is the root.
         SLOTS, BEAMS, BLOCKS: slots, beams and blocks, rounded up to a power of two.
@@ -109,7 +109,7 @@ def draw_level(
     parent, entry = tl.zeros_like(slots), tl.full(slots.shape, -1, tl.int32)
     likelihood = tl.full(slots.shape, NEVER, tl.float64)
     for slot in range(WIDTH):
-        goal = tl.load(draft + to + slot) * tl.sum(mass, 0)
+        goal = tl.load(draft + to + slot).to(tl.float32) * tl.sum(mass, 0)
         at = tl.where(slot < limit, choose(mass, goal, sure), -1)
         rest = goal - tl.sum(tl.where(every < at, mass, 0.0), 0)
         own, block = tl.maximum(at, 0) // BLOCKS, tl.maximum(at, 0) % BLOCKS

@@ -83,7 +83,7 @@ def verify(
 
     Args:
         q: [R, levels], what each token of the chain was drawn from.
-        accept: float32 [R, levels].
+        accept: float64 [R, levels].
         blockwise: bool [R], rows that verify by blocks; None where none does.
         budget: divergence, 0 but for rows of `budget`, and plausible, float32 [R] each; None where no row has one.
 

@@ -30,7 +30,7 @@ class Given(NamedTuple):
         last_two: int64 [R, 2], the last two committed tokens; the last is the root.
         committed: int64 [R].
         real: bool [R]; other rows are padding, and write behind the capacity.
-        draft, accept: float32 [R, D, W]; bonus: float32 [R]. See `mtad.random.Noise`.
+        draft, accept: float64 [R, D, W]; bonus: float64 [R]. See `mtad.random.Noise`.
     """
 
     inverse_temperature: Tensor
@@ -194,7 +194,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
 
     Args:
         weights: float32 [R, V], at least 0, of any scale.
-        uniform: float32 [R], from [0, 1).
+        uniform: float64 [R], from [0, 1).
     """
     blocks = by_block(weights)
     masses = blocks.sum(2, dtype=torch.float64)

@@ -29,7 +29,7 @@ class Scored(NamedTuple):
         origins: int64 [M], the draft's node that each is.
         p: `Distributions` of the target after root and nodes.
         q: those of the auxiliary after the root and the draft's nodes, for rules that read them.
-        accept: float32 [M], a uniform number for each node.
+        accept: float64 [M], a uniform number for each node.
     """
 
     tokens: Ints

@@ -26,10 +26,10 @@ def split_mix(state: int) -> int:
 
 
 def by_definition(seed: int, block: int, kind: int, level: int, slot: int) -> float:
-    """A number: the highest 24 bits of an entry of the sequence that begins at a hash of seed and block."""
+    """A number: the highest 53 bits of an entry of the sequence that begins at a hash of seed and block."""
     start = split_mix((split_mix(seed) + block) & WORD)
     place = (kind << 16) + level * 256 + slot
-    return (split_mix((start + place * 0x9E3779B97F4A7C15) & WORD) >> 40) / 2**24
+    return (split_mix((start + place * 0x9E3779B97F4A7C15) & WORD) >> 11) / 2**53
 
 
 def hashed(state: int) -> int:

@@ -74,12 +74,12 @@ class Key(NamedTuple):
             return torch.empty((self.rows, *sizes), dtype=dtype, device="meta")
 
         number, flag, real = torch.float32, torch.bool, torch.float64
-        noise = like(self.levels, self.width, dtype=number)
+        noise = like(self.levels, self.width, dtype=real)
         return Given(
             *(like(dtype=number), like(), like(dtype=number), like(dtype=number), like(dtype=number)),
             *(like(dtype=number), like(dtype=flag), like()),
             *(like(dtype=real), like(), like(), like(dtype=flag), like(dtype=flag), like(dtype=real), like(dtype=flag)),
-            *(like(2), like(), like(dtype=flag), noise, noise, like(dtype=number)),
+            *(like(2), like(), like(dtype=flag), noise, noise, like(dtype=real)),
         )
 
 
