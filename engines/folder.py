@@ -49,7 +49,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     if not folder.is_dir():
         raise InvalidInput("folder", str(folder), f"{no_folder(folder)}; write one with mtad export")
     if not path.is_file():
-        raise InvalidInput("folder", str(folder), f"it has no {name}, so it was not written by mtad export")
+        raise InvalidInput("folder", str(folder), f"it has no {name}; write one with mtad export")
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = values.pop("version")

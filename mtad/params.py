@@ -42,9 +42,9 @@ class DecodingParams:
             continuations as its widest level has nodes; each is certain, so that tau of mtad bounds p(prefix) itself.
         draft_len: Number of tokens drafted per block (gamma), at least 1; or auto, up to 16, which follows how many
             tokens are accepted and what a step costs. A lossless method or a budget without a seed goes by the measured
-            seconds of blocks, so its samples depend on the load, though not their law. With a seed, or where the law
-            depends on the draft, auto follows the request's own text and costs stored with the pair: the same seed
-            gives the same tokens in any batch. sample ignores it; a tree of branches has as many levels as branching.
+            seconds of blocks, so its samples depend on the load, though not their law, nor a budget's bound. With a
+            seed, or where the law depends on the draft, auto follows the request's own text and costs stored with the
+            pair: the same seed gives the same tokens in any batch. sample ignores it; a tree of branches has as many levels as branching.
         beam_width: Number of beams in the draft (B), at least 1.
         branching: Number of children per node of the tree of traversal and budget_tree, level by level; only the first
             draft_len levels are used. The default tree has about as many nodes as the other methods' beams.
@@ -153,6 +153,9 @@ class DecodingParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("branching", "stop", "stop_token_ids", "bad_words", "thinking_tags"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
         for name in ("method",) if self.thinking_method is None else ("method", "thinking_method"):
             method = getattr(self, name)
             if instead := REMOVED.get(str(method)):
@@ -196,8 +199,6 @@ class DecodingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "draft_details"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "give true or false")
-        if isinstance(self.stop, list):  # as every client sends it
-            object.__setattr__(self, "stop", tuple(self.stop))
         if not isinstance(self.stop_token_ids, tuple):
             raise InvalidInput("stop_token_ids", self.stop_token_ids, "give token ids, such as 2,13")
         for token in self.stop_token_ids:
@@ -311,8 +312,8 @@ class DecodingParams:
     def timed(self) -> bool:
         """Whether the length of drafts may follow the clock.
 
-        It may where the law of the text does not depend on the draft, and either no seed was given or temperature 0
-        makes the tokens the same anyway; with thoughts, where it may in both parts.
+        It may where the law of the text, or its bound, does not depend on the draft, and either no seed was given or
+        temperature 0 makes the tokens the same anyway; with thoughts, where it may in both parts.
         """
         own = self.spec.exact and (self.seed is None or self.temperature == 0)
         return own and (self.thinking is self or self.thinking.timed)
@@ -335,9 +336,6 @@ class DecodingParams:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")
         values = dict(values)
-        for name in ("branching", "stop_token_ids", "bad_words", "thinking_tags"):
-            if isinstance(values.get(name), list):
-                values[name] = tuple(values[name])
         if isinstance(values.get("logit_bias"), Mapping):  # JSON has no integer keys
             values["logit_bias"] = {_token(token): bias for token, bias in values["logit_bias"].items()}
         base = base or cls()

@@ -16,7 +16,7 @@ from runtime.config import RuntimeConfig
 from runtime.llm import LLM
 from runtime.output.stream import Choice, OutputDelta, Stream
 from runtime.pair import Pair
-from runtime.prompts import Prompt
+from runtime.prompts import Prompt, several
 from runtime.resting import RestingThread, Turn
 from runtime.scheduler.request import Request, RequestFailed
 
@@ -107,6 +107,7 @@ class AsyncLLM:
             InvalidInput: as in `submit`, or there is no prompt.
             QueueFull, EngineStopped: as in `submit`.
         """
+        prompts = several(prompts)
         if not prompts:
             raise InvalidInput("prompt", list(prompts), "give at least one")
         self._check_open()

@@ -6,13 +6,14 @@ import itertools
 import logging
 import os
 import secrets
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -29,7 +30,7 @@ from runtime.decoder.kv_cache import KvCaches
 from runtime.loop import DecodingLoop
 from runtime.output.processor import OutputProcessor
 from runtime.pair import Pair, open_pair
-from runtime.prompts import Prompt, token_ids
+from runtime.prompts import Prompt, several, token_ids
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.thoughts import Thoughts, known_tags, opened
@@ -74,6 +75,8 @@ class LLM:
         recorder: Recorder | None = None,
     ) -> None:
         self.config = config = config or RuntimeConfig()
+        if not isinstance(config, RuntimeConfig):
+            raise InvalidInput("config", config, "give a RuntimeConfig")
         for name in AT_OPENING if isinstance(pair, Pair) else ():
             if (value := getattr(config, name)) != getattr(RuntimeConfig, name):
                 raise InvalidInput(name, value, "the pair is already open; give the option to open_pair")
@@ -118,7 +121,7 @@ class LLM:
         self.tags = known_tags(pair.tokenizer)
         pair.settled(pair.defaults)
         self.record([pair.defaults] if record is None else record)
-        self._ids, self._process = itertools.count(), os.getpid()
+        self._ids, self._process, self._generating = itertools.count(), os.getpid(), threading.Lock()
 
     def record(self, params: Sequence[DecodingParams]) -> None:
         """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.
@@ -135,7 +138,7 @@ class LLM:
         params: DecodingParams | Sequence[DecodingParams] | None = None,
         progress: bool = False,
     ) -> list[Result]:
-        """Decode prompts, as many at once as the engines have rows.
+        """Decode prompts, as many at once as the engines have rows. Threads that call it wait for each other.
 
         Args:
             prompts: one prompt or several; text or token ids.
@@ -149,17 +152,14 @@ class LLM:
             InvalidInput: a prompt or parameter is unusable; nothing was run.
             RequestFailed: something broke under one of them; the others are given up.
         """
-        if not isinstance(prompts, Sequence):
-            raise InvalidInput("prompts", prompts, "give text, token ids, or a sequence of them")
-        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many = cast("Sequence[Prompt]", [prompts] if one else prompts)
+        many = several(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
             raise InvalidInput("params", f"{len(each)} given", f"give one, or one for each of the {len(many)} prompts")
         requests = [r for prompt, p in zip(many, each, strict=True) for r in self.requests(prompt, p)]
         backlog, pending = deque(requests), {request.id for request in requests}
         try:
-            with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
+            with self._generating, tqdm(total=len(requests), unit="request", disable=not progress) as bar:
                 while pending:
                     while backlog and self.loop.scheduler.counts[1] < self.config.max_waiting:
                         self.loop.scheduler.submit(backlog.popleft())

@@ -11,6 +11,15 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 
+def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or several as several; raises InvalidInput where it is neither."""
+    if not isinstance(prompts, Sequence):
+        problem = "give text, token ids, or a sequence of them, such as a `list` of what is generated"
+        raise InvalidInput("prompts", prompts, problem)
+    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return cast("Sequence[Prompt]", [prompts] if one else prompts)
+
+
 def token_ids(prompt: Prompt, vocab_size: int, tokenize: Callable[[str], list[int]]) -> list[int]:
     """Token ids of a prompt; they are smaller than `vocab_size`.
 
@@ -20,7 +29,7 @@ def token_ids(prompt: Prompt, vocab_size: int, tokenize: Callable[[str], list[in
     if isinstance(prompt, str):
         ids = tokenize(prompt)
     elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise InvalidInput("prompt", prompt, "give text or a sequence of token ids")
+        raise InvalidInput("prompt", prompt, "give text or a sequence of token ids, such as an array's `tolist()`")
     else:
         ids = list(cast("Sequence[int]", prompt))
         for token in ids:

@@ -105,6 +105,13 @@ def test_a_method_that_has_left_is_refused_with_what_to_use_instead(method: str)
     assert REMOVED[method].split()[0] in METHODS
 
 
+def test_a_list_is_as_good_as_a_tuple() -> None:
+    values: dict[str, Any] = {"branching": (2, 1), "stop": ("a",), "stop_token_ids": (1,), "bad_words": ("b",)}
+    values["thinking_tags"] = "<a>", "</a>"
+    lists = DecodingParams(**{name: list(value) for name, value in values.items()})
+    assert lists == DecodingParams(**values)
+
+
 def test_from_dict_changes_its_base_where_told() -> None:
     base = DecodingParams(method="mmtad", draft_len=7)
     assert DecodingParams.from_dict({"draft_len": 2, "stop": ["a", "b"]}, base) == DecodingParams(

@@ -108,6 +108,10 @@ async def test_bad_input_is_refused_at_once_by_field(llm: LLM) -> None:
             await engine.submit("word " * 1000, BASE)
         with pytest.raises(InvalidInput, match="priority"):
             await engine.submit("S", BASE, priority="high")  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="prompts"):
+            await engine.submit_many((word for word in "ab"), BASE)  # type: ignore[arg-type]
+        one = await (await engine.submit_many("a text", BASE)).results()
+        assert len(one) == 1, "a text is one prompt, and not its letters"
         assert (await (await engine.submit("S", BASE)).result()).finish_reason == "length", "still serving"
 
 

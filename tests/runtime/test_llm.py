@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,18 @@ def test_a_prompt_that_is_none_is_refused_before_anything_runs(llm: LLM, prompts
     with pytest.raises(InvalidInput, match="prompt"):
         llm.generate(prompts, BASE)
     assert llm.loop.scheduler.idle
+
+
+def test_threads_that_generate_at_once_get_their_texts_one_after_another(llm: LLM) -> None:
+    prompts = [[word] for word in PROMPTS[:4]]
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda own: llm.generate(own, BASE)[0].token_ids, prompts))
+    assert texts == [llm.generate(own, BASE)[0].token_ids for own in prompts]
+
+
+def test_what_is_no_configuration_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidInput, match="config"):
+        LLM(llm.pair, {"rows": 4})  # type: ignore[arg-type]
 
 
 def test_a_bad_word_that_is_no_text_is_refused(llm: LLM) -> None:

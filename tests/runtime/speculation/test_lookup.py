@@ -56,8 +56,8 @@ def decode(
 
     Args:
         change: seconds that a block takes longer if the one before it had a draft of another length.
-        drafts: of each row, in turn. Of the auxiliary's tokens `RATE` are accepted, and each of its levels takes `LEVEL`
-            as long as a block without drafts.
+        drafts: of each row, in turn. Of the auxiliary's tokens `RATE` are accepted, and each of its levels takes
+            `LEVEL` times as long as a block without drafts.
     """
     lookups, planner, clock, longest = Lookups(16), Planner(16), 0.0, list[int]()
     own = [DecodingParams.from_dict({"draft": draft, "max_tokens": 30_000, **params}) for draft in drafts]
@@ -123,7 +123,7 @@ def test_drafts_that_pay_are_as_long_as_they_pay(cost: Callable[[int, int], floa
 def test_a_request_that_may_do_both_is_about_as_fast_as_with_the_better_of_the_two(
     following: Text, seed: int | None
 ) -> None:
-    """In a text that repeats itself 16 looked-up tokens cost less than 4 of the auxiliary; in the other none is right."""
+    """In a text that repeats itself 16 looked-up tokens cost less than 4 of the auxiliary; else none is right."""
     speeds = {}
     for draft in ("model", "lookup", "lookup+model"):
         temperature = 1.0 if seed else 0.0
