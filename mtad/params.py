@@ -44,7 +44,8 @@ class DecodingParams:
             tokens are accepted and what a step costs. A lossless method or a budget without a seed goes by the measured
             seconds of blocks, so its samples depend on the load, though not their law, nor a budget's bound. With a
             seed, or where the law depends on the draft, auto follows the request's own text and costs stored with the
-            pair: the same seed gives the same tokens in any batch. sample ignores it; a tree of branches has as many levels as branching.
+            pair: the same seed gives the same tokens in any batch. sample ignores it; a tree of branches has as many
+            levels as branching.
         beam_width: Number of beams in the draft (B), at least 1.
         branching: Number of children per node of the tree of traversal and budget_tree, level by level; only the first
             draft_len levels are used. The default tree has about as many nodes as the other methods' beams.
