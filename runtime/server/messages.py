@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
@@ -16,13 +17,10 @@ MAX_TOOLS = 128
 
 def _checked(text: str) -> str:
     """The arguments of a call; a chat template is given them as an object."""
-    try:
-        fine = isinstance(from_json(text or "{}"), dict)
-    except ValueError:
-        fine = False
-    if not fine:
-        raise PydanticCustomError("arguments", "give a JSON object, as text")
-    return text
+    with suppress(ValueError):
+        if isinstance(from_json(text or "{}"), dict):
+            return text
+    raise PydanticCustomError("arguments", "give a JSON object, as text")
 
 
 class Function(StrictModel):
@@ -71,12 +69,14 @@ class FunctionCall(FunctionName):
     """A call that the model made before."""
 
     arguments: Annotated[str, AfterValidator(_checked)]
+    parsed_arguments: Any = Field(None, description="taken and not heeded: the openai package adds it")
 
 
 class ToolCall(FunctionTyped):
     """The same, with the id that its result refers to."""
 
     id: str
+    index: int | None = Field(None, description="taken and not heeded: streams have it")
     function: FunctionCall
 
     def plain(self) -> dict[str, Any]:
@@ -99,6 +99,8 @@ class Message(StrictModel):
     content: str | Items[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = Field(None, description="the thought that an answer began with")
+    reasoning: str | None = Field(None, description="the same, under vLLM's newer name")
+    parsed: Any = Field(None, description="taken and not heeded: the openai package adds it")
     refusal: None = None
     annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
@@ -110,7 +112,7 @@ class Message(StrictModel):
             raise InvalidInput("messages", self.role, "the message has no content; give text")
         others = {
             "name": self.name,
-            "reasoning_content": self.reasoning_content,
+            "reasoning_content": self.reasoning_content or self.reasoning,
             "tool_call_id": self.tool_call_id,
             "tool_calls": [one.plain() for one in self.tool_calls or []],
         }

@@ -62,8 +62,9 @@ def test_the_template_is_told_how_much_to_think(server: LiveServer, plain: LLM) 
     assert prompt(reasoning_effort="none") == "[assistant] "
     assert prompt(chat_template_kwargs={"enable_thinking": False}) == "[assistant] "
     assert prompt(chat_template_kwargs={"enable_thinking": True}, reasoning_effort="none") == "[assistant] <think>"
-    before = [*MESSAGES, {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}, *MESSAGES]
-    assert prompt(messages=before).startswith("[assistant] (1 + 2) 3\n")
+    for name in ("reasoning_content", "reasoning"):
+        before = [*MESSAGES, {"role": "assistant", "content": "3", name: "1 + 2"}, *MESSAGES]
+        assert prompt(messages=before).startswith("[assistant] (1 + 2) 3\n")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from openai import BadRequestError
+from pydantic import BaseModel
 
 from mtad import LLM
 from runtime.constraints.follower import Follower
@@ -38,6 +39,10 @@ ASKED: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "seed": 3, "
 LISTED = {"role": "assistant", "tool_calls": [MADE | {"function": {"name": "f", "arguments": "[1]"}}]}
 TEXT = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
 """A call with arguments, and a function with parameters, that are no object."""
+
+
+class Unit(BaseModel):
+    unit: Literal["C", "F"]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,21 @@ def test_calls_and_their_results_are_given_to_the_template(server: LiveServer, p
     _, _, answer = call(server, "POST", "/v1/chat/completions", asked)
     text = plain.pair.tokenizer.decode(answer["choices"][0]["prompt_token_ids"])
     assert text == "[user] How warm?\n[assistant] <weather C>\n[tool] 20\n[assistant] "
+
+
+@pytest.mark.parametrize("asked", [{"tools": TOOLS, "tool_choice": "required"}, {"response_format": Unit}])
+def test_the_openai_packages_own_messages_may_be_sent_back(server: LiveServer, asked: Any) -> None:
+    chats = server.client.chat.completions
+    tools = [one | {"function": one["function"] | {"strict": True}} for one in TOOLS]
+    asked = {"model": MODEL, "messages": MESSAGES, "seed": 3, "max_tokens": 90} | asked
+    asked |= {"tools": tools, "parallel_tool_calls": False} if "tools" in asked else {}
+    with chats.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    for message in (chats.parse(**asked).choices[0].message, streamed):
+        assert message.tool_calls[0].function.parsed_arguments if "tools" in asked else message.parsed.unit
+        results = [{"role": "tool", "tool_call_id": one.id, "content": "20"} for one in message.tool_calls or []]
+        told = [*MESSAGES, message, *results, *MESSAGES]
+        assert chats.create(model=MODEL, messages=told, max_tokens=1).choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
