@@ -69,6 +69,8 @@ class ChatTemplate:
         if "tool_calls" not in source and any(one["role"] == "tool" or "tool_calls" in one for one in messages):
             problem = "the chat template has no place for calls and their results; give another with --chat-template"
             raise InvalidInput("messages", "tool_calls", problem)
+        if "developer" not in source:  # such a template leaves these messages out, without a word
+            messages = [one | {"role": "system"} if one["role"] == "developer" else one for one in messages]
         given = dict(variables or {})
         for name, value in given.items():
             if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", source):
@@ -84,8 +86,7 @@ class ChatTemplate:
             text = to_json(chat).decode()
         found = await self.pool.run_soon(lambda trials: trials.run("messages", text))
         for problem in found["problems"]:
-            roles = [message["role"] for message in messages]
-            raise InvalidInput("messages", roles, f"the chat template refuses them: {problem}")
+            raise InvalidInput("messages", [m["role"] for m in messages], f"the chat template refuses them: {problem}")
         return str(found["text"])
 
     def _settings(self) -> dict[str, object]:
