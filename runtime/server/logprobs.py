@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from runtime.constraints.grammar import Grammars
 from runtime.decoder.draft_details import DraftedToken
@@ -32,11 +32,17 @@ class Echo(NamedTuple):
     offsets: list[int]
 
     @classmethod
-    def of(cls, text: str, ids: Iterable[int], tokenizer: Tokenizer) -> Echo:
-        stream, offsets, at = DecodeStream(skip_special_tokens=True), list[int](), 0
-        for token in ids:
+    def of(cls, text: str, ids: list[int], tokenizer: Tokenizer) -> Echo:
+        own, decode = tokenizer.encode(text), partial(tokenizer.decode, skip_special_tokens=True)
+        if own.ids == ids:  # a token whose space is not counted to it begins where the one before it ends
+            starts, ends = zip(*own.offsets, strict=True)
+            return cls(text, list(map(min, starts, (0, *ends))))
+        offsets, at, known, whole = list[int](), 0, 0, 0
+        for count in range(1, len(ids) + 1):
             offsets.append(min(at, len(text)))
-            at += len(stream.step(tokenizer, token) or "")
+            before, now = len(decode(ids[known:whole])), decode(ids[known:count])
+            if (len(now) > before and not now.endswith("�")) or count - whole == 16:  # no character has more tokens
+                at, known, whole = at + len(now) - before, whole, count
         return cls(text, offsets)
 
 

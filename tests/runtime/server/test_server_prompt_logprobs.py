@@ -9,6 +9,8 @@ import pytest
 
 from mtad import LLM, DecodingParams
 from runtime.server import service
+from runtime.server.logprobs import Echo
+from tests.support.checkpoints import make_other_tokenizer, make_tokenizer
 from tests.support.live_server import MODEL, LiveServer, ask, call
 
 PROMPT = "naïve 日本 SELECT"
@@ -46,6 +48,20 @@ def test_an_echo_has_the_prompts_log_probabilities_before_the_texts(
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         streamed = [value for piece in pieces for value in getattr(piece.choices[0].logprobs, name)]
         assert streamed == getattr(logprobs, name)
+
+
+def test_tokens_begin_where_the_echoed_text_has_them_behind_special_tokens_and_broken_characters_too() -> None:
+    tokenizer, other = make_tokenizer().backend_tokenizer, make_other_tokenizer().backend_tokenizer
+    text, shown = "<eos>SELECT é<eos> yes", "SELECT é yes"
+    ids = tokenizer.encode(text).ids
+    offsets, before = Echo.of(text, ids, tokenizer).offsets, len(tokenizer.encode("<eos>SELECT é").ids)
+    assert (offsets[1], offsets[before : before + 2]) == (5, [13, 18])
+    offsets = Echo.of(shown, ids, tokenizer).offsets
+    assert (offsets[1], offsets[before : before + 2]) == (0, [8, 8]), "token ids whose special tokens are not shown"
+    emoji, byte, word = other.encode("😀").ids, other.token_to_id("<0xE6>"), other.encode("SELECT a").ids
+    for ids in ([*emoji, byte, *word], [byte] * 40 + word):
+        text = other.decode(ids)
+        assert Echo.of(text, ids, other).offsets[-1] == len(text) - len(" a")
 
 
 def test_an_echo_without_new_tokens_needs_no_logprobs(server: LiveServer) -> None:
