@@ -57,8 +57,8 @@ LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters
 FORMS = (HERMES, LLAMA)
 """Hermes's, which Qwen 2.5 and 3 have too, and Llama 3's."""
 COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
-"""Keywords of schemas that name properties elsewhere. Other arguments are those of `properties`, each once: llguidance
-lets a property that is not listed repeat."""
+"""Keywords of schemas that name properties elsewhere. Other arguments are those of `properties` where it has any, each
+once: llguidance lets a property that is not listed repeat."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class Calling:
         rules, calls = ["call: " + " | ".join(f"call_{at}" for at in range(len(self.functions)))], "call"
         for at, function in enumerate(self.functions):
             options = {"whitespace_pattern": WHITE_SPACE, "lenient": not function.strict}
-            closed = {"additionalProperties": False} if COMPOSED.isdisjoint(function.parameters) else {}
+            listed = function.parameters.get("properties") or "parameters" not in function.model_fields_set
+            closed = {"additionalProperties": False} if listed and COMPOSED.isdisjoint(function.parameters) else {}
             schema = json.dumps({"x-guidance": options} | closed | function.parameters)
             named = json.dumps(f'{function.name}", "{form.key}": ')
             rules.append(f"call_{at}: {named} arguments_{at} {literal('}' + form.after)}")

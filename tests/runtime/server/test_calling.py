@@ -81,6 +81,16 @@ def test_no_argument_of_a_call_comes_twice_also_where_the_schema_does_not_say_wh
     assert not follows(forced, byte_tokenizer(), HERMES.opening + f'weather", "arguments": {{{twice}}}}}{HERMES.after}')
 
 
+@pytest.mark.parametrize(("given", "free"), [({"parameters": {"type": "object"}}, True), ({}, False)])
+def test_a_schema_that_lists_no_arguments_allows_any_and_a_function_without_a_schema_has_none(
+    given: dict[str, object], free: bool
+) -> None:
+    forced = Calling(HERMES, [Function.model_validate({"name": "weather", **given})], True, False)
+    for arguments, allowed in (("{}", True), ('{"unit": "C"}', free)):
+        call = f'{HERMES.opening}weather", "arguments": {arguments}}}{HERMES.after}'
+        assert follows(forced, byte_tokenizer(), call) == allowed
+
+
 def byte_tokenizer(*added: str) -> Tokenizer:
     """A token per byte, and some more; the first of them, 256, ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
