@@ -113,13 +113,12 @@ class BeamPages:
         return lengths.argmax(1), lengths.max(1)
 
     def _reserve(self, slots: int, per_beam: int, depth: int) -> None:
-        rows = len(self._paths)
+        rows, _, before = self._paths.shape
         if slots > self.slots or per_beam > self.per_beam:
             self.slots, self.per_beam = max(slots, self.slots), max(per_beam, self.per_beam)
-            self._paths = np.full((rows, self.slots, self._paths.shape[2]), -1)
-        if depth > self._paths.shape[2]:
-            more = np.full((rows, self.slots, depth - self._paths.shape[2]), -1)
-            self._paths = np.concatenate([self._paths, more], 2)
+            self._paths = np.full((rows, self.slots, before), -1)
+        if depth > before:
+            self._paths = np.pad(self._paths, ((0, 0), (0, 0), (0, depth - before)), constant_values=-1)
 
 
 def _paths(seen: NDArray[np.bool_], length: Ints) -> Ints:

@@ -55,7 +55,7 @@ class OpenVinoCache(KvCache):
 
     def allocate_pages(self, num_pages: int) -> None:
         self.pages, self.columns = num_pages, Columns(self.rows, self.capacity, num_pages)
-        self._caches: list[Array] = []
+        self._caches: list[Array] = [np.zeros((0, size), np.uint8) for size in self._page_bytes]
         self._pool = 0  # pages of the pool that the caches have memory for
         self._late: list[tuple[int, Sequence[int], Callable[[], None]]] = []
         self._allocate()
@@ -70,14 +70,10 @@ class OpenVinoCache(KvCache):
 
         One cache after the other, so that no two are there twice, and each is bound to what it holds.
         """
-        for number, size in enumerate(self._page_bytes):
-            raw = np.zeros((self.blank + 1 + self.columns.beams.count, size), np.uint8)
-            if number < len(self._caches):
-                old = min(self._pool, self.blank)
-                raw[:old] = self._caches[number][:old]
-                self._caches[number] = raw
-            else:
-                self._caches.append(raw)
+        for number, before in enumerate(self._caches):
+            raw = np.zeros((self.blank + 1 + self.columns.beams.count, before.shape[1]), np.uint8)
+            raw[: self._pool] = before[: self._pool]
+            self._caches[number] = raw
             self._bind(number, raw)
         self._pool = self.blank
 
