@@ -156,14 +156,13 @@ def defer_norms(model: PreTrainedModel, attention: str) -> int:
 
     def logits() -> Tensor:
         ran.clear()
-        hooks = [m.register_forward_hook(partial(note, n)) for n, m in model.named_modules() if isinstance(m, RmsNorm)]
-        blocks = [(name, module) for name, module in model.named_modules() if isinstance(module, Gated)]
-        hooks += [module.register_forward_pre_hook(partial(look, name)) for name, module in blocks]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for name, module in model.named_modules():
+                if isinstance(module, RmsNorm):
+                    hooks.enter_context(module.register_forward_hook(partial(note, name)))
+                if isinstance(module, Gated):
+                    hooks.enter_context(module.register_forward_pre_hook(partial(look, name)))
             return run_once(model, attention)[1].float()
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     plain, count = logits(), 0
     for users in list(groups.values()):

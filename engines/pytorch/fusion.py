@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import permutations
 from types import FunctionType, MethodType
@@ -120,15 +121,14 @@ def fuse(model: PreTrainedModel) -> None:
         return  # it is fused
     probes = {m: _RopeProbe(type(m).forward.__globals__[ROPE]) for m in model.modules() if _calls_rope(m)}
     model.requires_grad_(False)
-    hooks = []
-    for module, probe in probes.items():
-        _call_instead(module, probe, probe)
-        norms = ((name, child) for name, child in module.named_children() if RmsNorm.of(child))
-        hooks += [norm.register_forward_hook(partial(probe.mark, name)) for name, norm in norms]
-        hooks.append(module.register_forward_hook(probe.leave))
-    joinable = _joinable(model)
-    for hook in hooks:
-        hook.remove()
+    with ExitStack() as hooks:
+        for module, probe in probes.items():
+            _call_instead(module, probe, probe)
+            for name, child in module.named_children():
+                if RmsNorm.of(child):
+                    hooks.enter_context(child.register_forward_hook(partial(probe.mark, name)))
+            hooks.enter_context(module.register_forward_hook(probe.leave))
+        joinable = _joinable(model)
     for module in probes:
         del module.forward, module.rotation
     fused = Counter[str]()
@@ -166,17 +166,11 @@ def _joinable(model: PreTrainedModel) -> list[list[str]]:
         seen.append(inputs[0])
         groups.setdefault((name.rpartition(".")[0], id(inputs[0]), layer.bias is None), []).append(name)
 
-    hooks = [
-        module.register_forward_pre_hook(partial(note, name))
-        for name, module in model.named_modules()
-        if is_plain(module) and weights[module.weight.data_ptr()] == 1
-    ]
-    try:
-        with torch.enable_grad():  # for the marks of `_RopeProbe`
-            run_once(model, PROBE)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.enable_grad():  # for the marks of `_RopeProbe`
+        for name, module in model.named_modules():
+            if is_plain(module) and weights[module.weight.data_ptr()] == 1:
+                hooks.enter_context(module.register_forward_pre_hook(partial(note, name)))
+        run_once(model, PROBE)
     return [names for names in groups.values() if len(names) == len(set(names)) > 1]
 
 

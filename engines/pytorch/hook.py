@@ -61,8 +61,7 @@ def _logits(
     head = model.get_output_embeddings()
     if head is None:
         raise TypeError("it has no separate output embeddings")
-    selecting = head.register_forward_pre_hook(select)
-    try:
+    with head.register_forward_pre_hook(select):
         logits: Tensor = model(
             input_ids=tokens,
             position_ids=positions,
@@ -71,8 +70,6 @@ def _logits(
             use_cache=True,
             **others,
         ).logits
-    finally:
-        selecting.remove()
     return logits
 
 
