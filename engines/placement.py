@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -97,8 +98,6 @@ def versions(*packages: str) -> dict[str, str]:
     """Versions of those of the packages that are installed; `mtad` has one wherever its source is."""
     found = {}
     for name in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = __version__ if name == "mtad" else version(name)
-        except PackageNotFoundError:
-            continue
     return found

@@ -100,8 +100,7 @@ class ColumnCache(KvCache):
 
     def _mark_used(self, spans: Sequence[tuple[int, int]], first_row: int) -> None:
         for row, (_, end) in enumerate(spans, first_row):
-            if not self._used[row]:
-                self._clear_if_unused(row)
+            self._clear_if_unused(row)
             self._used[row] = end
 
     def _clear_if_unused(self, row: int) -> None:

@@ -40,7 +40,9 @@ def open_session(path: Path, threads: int, providers: Options | None, model: byt
     if providers is None:  # a pattern would be kept for each shape of inputs, and blocks for patterns split the arena
         options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
-    if linked := _linked_weights(path, model is None):
+    # links out of its folder and, of a graph that is a link itself, out of the other: ONNX Runtime does not follow them
+    folders = [path.parent.resolve(), *([path.resolve().parent] if model is None else [])]
+    if linked := [file for file in sorted(path.parent.glob("*.data")) if file.resolve().parent not in folders]:
         maps = [np.memmap(file, np.uint8, "r") for file in linked]  # needed until the session is made
         names, sizes = [file.name for file in linked], [len(content) for content in maps]
         options.add_external_initializers_from_files_in_memory(names, maps, sizes)
@@ -54,16 +56,6 @@ def open_session(path: Path, threads: int, providers: Options | None, model: byt
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
-
-
-def _linked_weights(path: Path, beside: bool) -> list[Path]:
-    """Files of a graph's weights that are links out of its folder: ONNX Runtime does not follow them by itself.
-
-    Args:
-        beside: whether it follows those to the folder of the file that the graph itself is a link to.
-    """
-    folders = [path.parent.resolve(), *([path.resolve().parent] if beside else [])]
-    return [file for file in sorted(path.parent.glob("*.data")) if file.resolve().parent not in folders]
 
 
 class Binding:

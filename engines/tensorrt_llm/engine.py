@@ -129,7 +129,7 @@ class TensorRTLLMEngine(PlanEngine):
         given["kv_cache_block_offsets"].copy_(self.cache.offsets(step.first_row, idle)[None])
         given["spec_decoding_position_offsets"].copy_(depths)
         given["spec_decoding_packed_mask"].copy_(packed(self._sees[:rows, :width, :width], self.max_tokens))
-        self._launch(context)
+        accepted(context.execute_async_v3(self._stream()), "enqueue of", "a step")
         return self._logits[: rows * kept].view(rows, kept, -1)[..., : self.spec.vocab_size].clone()
 
     def _prefill(self, step: Step, start: int) -> Tensor:
@@ -146,7 +146,7 @@ class TensorRTLLMEngine(PlanEngine):
         given["position_ids"].copy_(step.positions[0])
         given["last_token_ids"].copy_(step.keep + 1 if kept else given["context_lengths"])
         self._bind(self._prompts, given)
-        self._launch(self._prompts)
+        accepted(self._prompts.execute_async_v3(self._stream()), "enqueue of", "a step")
         return self._logits[:kept]
 
     def _bind(self, context: Any, given: PlanInputs) -> None:
@@ -155,6 +155,3 @@ class TensorRTLLMEngine(PlanEngine):
             accepted(context.set_input_shape(name, shape), f"shape of {name}", shape)
             accepted(context.set_tensor_address(name, address), f"address of {name}", hex(address))
         accepted(context.set_tensor_address("logits", self._logits.data_ptr()), "address of", "logits")
-
-    def _launch(self, context: Any) -> None:
-        accepted(context.execute_async_v3(self._stream()), "enqueue of", "a step")
