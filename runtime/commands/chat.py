@@ -25,14 +25,10 @@ HELP = "/clear begins a new conversation, /quit or Ctrl-D ends it"
 @command
 def main() -> None:
     """Entry point of `mtad chat`."""
-    parser = Parser(
-        brief=True,
-        prog="mtad chat",
-        usage="%(prog)s PAIR [options]",
-        description="Hold a conversation. Drafted text is green, the target's own tokens are cyan. Each answer ends "
-        "with its tokens per second and per pass of the target. The oldest messages are left out where the context is "
-        "full. /clear begins a new conversation; /quit, an empty line or Ctrl-D ends it.",
-    )
+    about = """Hold a conversation. Drafted text is green, the target's own tokens are cyan. Each answer ends with its
+    tokens per second and per pass of the target. The oldest messages are left out where the context is full. /clear
+    begins a new conversation; /quit, an empty line or Ctrl-D ends it."""
+    parser = Parser(brief=True, prog="mtad chat", usage="%(prog)s PAIR [options]", description=about)
     add_pair(parser)
     parser.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, in place of the pair's")
     parser.add_argument("--system", help="a system message that the conversation begins with")

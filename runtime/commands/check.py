@@ -14,12 +14,10 @@ from runtime.config import check_least
 @command
 def main() -> None:
     """Entry point of `mtad check`."""
-    parser = Parser(
-        prog="mtad check",
-        description="Compare an engine with the checkpoint it was exported from, or with another engine of the same "
-        "model in another format or precision. The batch has rows of different lengths, a chain and a random tree. "
-        "For a pair folder, checks each engine. Exit code 0: same within the tolerance; 1: different; 2: bad input.",
-    )
+    about = """Compare an engine with the checkpoint it was exported from, or with another engine of the same model in
+    another format or precision. The batch has rows of different lengths, a chain and a random tree. For a pair folder,
+    checks each engine. Exit code 0: same within the tolerance; 1: different; 2: bad input."""
+    parser = Parser(prog="mtad check", description=about)
     parser.add_argument("engine", type=Path, help="engine folder (PAIR/target), or pair folder")
     parser.add_argument("other", type=Path, nargs="?", help="folder to compare with (default: the checkpoint)")
     parser.add_argument("--checkpoint", help="folder or hub id (default: where the engine was exported from)")

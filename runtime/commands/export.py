@@ -23,30 +23,20 @@ WORKER = "tensorrt-llm-worker"
 @command
 def main() -> None:
     """Entry point of `mtad export`."""
-    parser = Parser(
-        prog="mtad export",
-        usage="%(prog)s PAIR --target CHECKPOINT [--auxiliary CHECKPOINT] [options]",
-        description="Compile a target and an auxiliary model into a pair of engines, or the target alone, for which "
-        "drafts are looked up in the text. The two vocabularies are compared first, and each engine's logits with its "
-        "checkpoint's; if either check fails, nothing is left behind.",
-    )
+    about = """Compile a target and an auxiliary model into a pair of engines, or the target alone, for which drafts are
+    looked up in the text. The two vocabularies are compared first, and each engine's logits with its checkpoint's; if
+    either check fails, nothing is left behind."""
+    usage = "%(prog)s PAIR --target CHECKPOINT [--auxiliary CHECKPOINT] [options]"
+    parser = Parser(prog="mtad export", usage=usage, description=about)
     parser.add_argument("pair", type=Path, help="folder to write")
     parser.add_argument("--target", required=True, help="checkpoint of the target: local folder, hub id or GGUF file")
     parser.add_argument("--auxiliary", help="checkpoint of the auxiliary")
     add_options(parser, ExportOptions, only=OPTION_FIELDS)
+    formats = f"{', '.join(FORMATS)} (default %(default)s); {WORKER} writes the configuration of TensorRT-LLM's worker"
+    parser.add_argument("--to", dest="format", default=ExportOptions.format, help=formats)
+    gpus = "GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all supported)"
     parser.add_argument(
-        "--to",
-        dest="format",
-        default=ExportOptions.format,
-        help=f"{', '.join(FORMATS)} (default %(default)s); {WORKER} writes the configuration of TensorRT-LLM's worker",
-    )
-    parser.add_argument(
-        "--compute-capability",
-        dest="compute_capabilities",
-        nargs="+",
-        default=(),
-        metavar="M.N",
-        help="GPUs that a tensorrt-rtx plan is for, such as 8.6 8.9 12.0 (default: all supported)",
+        "--compute-capability", dest="compute_capabilities", nargs="+", default=(), metavar="M.N", help=gpus
     )
     parser.add_argument("--defaults", type=json_object, default={}, help="decoding parameters, as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing folder that differs")

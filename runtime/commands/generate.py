@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 @command
 def main() -> None:
     """Entry point of `mtad generate`."""
-    parser = Parser(
-        brief=True,
-        prog="mtad generate",
-        usage="%(prog)s PAIR [PROMPT ...] [options]",
-        description="Decode prompts with a pair of engines. Parameters not given come from the pair's defaults.",
-    )
+    about = "Decode prompts with a pair of engines. Parameters not given come from the pair's defaults."
+    usage = "%(prog)s PAIR [PROMPT ...] [options]"
+    parser = Parser(brief=True, prog="mtad generate", usage=usage, description=about)
     add_pair(parser)
     parser.add_argument("prompt", nargs="*", help="prompts; without one or --file, standard input is")
     parser.add_argument("--file", type=Path, action="append", default=[], help="a prompt's file; may be repeated")

@@ -11,11 +11,9 @@ from runtime.commands.entry import Parser, command
 @command
 def main() -> None:
     """Entry point of `mtad inspect`."""
-    parser = Parser(
-        prog="mtad inspect",
-        description="Describe an engine or pair folder as a JSON object: model, sizes, files, memory, versions, "
-        "hashes, defaults. It runs nothing.",
-    )
+    about = """Describe an engine or pair folder as a JSON object: model, sizes, files, memory, versions, hashes,
+    defaults. It runs nothing."""
+    parser = Parser(prog="mtad inspect", description=about)
     parser.add_argument("folder", type=Path, help="pair folder, or one of its engine folders")
     options = parser.parse_args()
 

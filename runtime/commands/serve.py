@@ -28,15 +28,12 @@ LIMIT_FIELDS = ("body_seconds", "request_seconds", "drain_seconds", "max_choices
 
 def parser() -> argparse.ArgumentParser:
     """The options of `mtad serve`."""
-    described = Parser(
-        brief=True,
-        prog="mtad serve",
-        usage="%(prog)s PAIR [options]",
-        description="Serve a pair of engines over HTTP, compatible with OpenAI's completions and chat completions. "
-        "Parameters that a request leaves out come from the pair's tuned defaults, not from OpenAI's.",
-        epilog=f"API keys also come from the variable {KEY_VARIABLE}. SIGTERM drains: accepted requests end, new ones "
-        "get 503, then the server stops; a second signal cancels what still runs.",
-    )
+    about = """Serve a pair of engines over HTTP, compatible with OpenAI's completions and chat completions. Parameters
+    that a request leaves out come from the pair's tuned defaults, not from OpenAI's."""
+    ending = f"""API keys also come from the variable {KEY_VARIABLE}. SIGTERM drains: accepted requests end, new ones
+    get 503, then the server stops; a second signal cancels what still runs."""
+    usage = "%(prog)s PAIR [options]"
+    described = Parser(brief=True, prog="mtad serve", usage=usage, description=about, epilog=ending)
     add_pair(described)
     described.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s: this host)")
     described.add_argument("--port", type=int, default=8000, help="0 picks a free one (default %(default)s)")
@@ -50,12 +47,9 @@ def parser() -> argparse.ArgumentParser:
     add_options(described.add_argument_group("where it runs"), RuntimeConfig)
     add_options(described.add_argument_group("several replicas, on Ray; see docs/deployment.md"), ClusterOptions)
     watch = described.add_argument_group("observability")
-    watch.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help="least severe messages that are logged (default %(default)s)",
-    )
+    levels = ("debug", "info", "warning", "error")
+    least = "least severe messages that are logged (default %(default)s)"
+    watch.add_argument("--log-level", choices=levels, default="info", help=least)
     watch.add_argument("--access-log", action="store_true", help="log one line per request")
     return described
 

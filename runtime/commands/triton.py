@@ -12,11 +12,8 @@ from runtime.triton.options import TritonOptions
 
 def parser() -> argparse.ArgumentParser:
     """The options of `mtad triton`."""
-    described = Parser(
-        prog="mtad triton",
-        usage="%(prog)s PAIR REPOSITORY [options]",
-        description="Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines.",
-    )
+    about = "Write the directory of a Triton model (Python backend, decoupled) that serves a pair of engines."
+    described = Parser(prog="mtad triton", usage="%(prog)s PAIR REPOSITORY [options]", description=about)
     described.add_argument("pair", help="pair folder, written by mtad export")
     described.add_argument("repository", type=Path, help="model repository to write into")
     described.add_argument("--model", default="mtad", help="name of the model (default %(default)s)")

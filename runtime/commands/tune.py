@@ -20,27 +20,17 @@ TOKENS = 128
 @command
 def main() -> None:
     """Entry point of `mtad tune`."""
-    parser = Parser(
-        prog="mtad tune",
-        usage="%(prog)s PAIR --prompts FILE [options]",
-        description="Find the method, draft length, beam width, acceptance threshold and draft confidence that give "
-        "the most tokens/s on your prompts and keep the quality of the texts, print what was measured, and make them "
-        "the pair's default. Do not report results on the same prompts.",
-    )
+    about = """Find the method, draft length, beam width, acceptance threshold and draft confidence that give the most
+    tokens/s on your prompts and keep the quality of the texts, print what was measured, and make them the pair's
+    default. Do not report results on the same prompts."""
+    parser = Parser(prog="mtad tune", usage="%(prog)s PAIR --prompts FILE [options]", description=about)
     parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     parser.add_argument("--prompts", type=Path, required=True, help='JSON lines: "prompt", perhaps "answer"')
-    parser.add_argument(
-        "--method",
-        default="block,traversal,mtad,mmtad_sample",
-        help="methods to try, separated by commas (default %(default)s)",
-    )
-    parser.add_argument(
-        "--quality-loss",
-        type=float,
-        default=0.0,
-        help="how much worse than sample's the texts of a lossy method may be: in accuracy if answers are given, "
-        "otherwise in perplexity and in distinct-2; 0.05 allows 5 %% (default %(default)s)",
-    )
+    methods = "block,traversal,mtad,mmtad_sample"
+    parser.add_argument("--method", default=methods, help="methods to try, separated by commas (default %(default)s)")
+    loss = """how much worse than sample's the texts of a lossy method may be: in accuracy if answers are given,
+    otherwise in perplexity and in distinct-2; 0.05 allows 5 %% (default %(default)s)"""
+    parser.add_argument("--quality-loss", type=float, default=0.0, help=loss)
     parser.add_argument("--params", type=json_object, default={}, help="other decoding parameters, as a JSON object")
     add_options(parser, RuntimeConfig, PLACEMENT)
     parser.add_argument("--dry-run", action="store_true", help="leave pair.json as it is")
