@@ -130,10 +130,8 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 """How an option of each type is read, by its annotation; all others are text."""
 
-_Target = argparse.ArgumentParser | argparse._ArgumentGroup
 
-
-def add_options(parser: _Target, config: type, only: Collection[str] = ()) -> None:
+def add_options(parser: argparse._ActionsContainer, config: type, only: Collection[str] = ()) -> None:
     """Add an option for each field of a dataclass. Those that are not given leave no trace in the parsed namespace.
 
     Args:

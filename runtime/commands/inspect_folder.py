@@ -23,7 +23,6 @@ def inspect(folder: Path) -> dict[str, Any]:
 
 
 def _pair(folder: Path) -> dict[str, Any]:
-    """What the engines of a pair share, each of them, and the memory they take together by default."""
     values = read_description(folder)
     vocabularies = {"target": values["vocabulary_hash"], "auxiliary": values["auxiliary_vocabulary_hash"]}
     DecodingParams.from_dict(defaults := values["defaults"] | values["tuned"])
@@ -47,7 +46,6 @@ def _pair(folder: Path) -> dict[str, Any]:
 
 
 def _engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any]:
-    """An engine's `engine.json`, and what is in its files."""
     spec = read_spec(folder)
     tokenizer = open_tokenizer(folder, vocabulary)
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -61,8 +61,7 @@ def print_figures(results: Sequence[Result], params: DecodingParams) -> None:
     seconds = max(s.draft_seconds + s.score_seconds + s.commit_seconds for s in taken)
     tokens, passes = sum(s.tokens for s in taken), sum(s.target_passes for s in taken)
     figures = f"{tokens / max(seconds, 1e-9):.0f} tokens/s, {tokens / max(passes, 1):.2f} tokens per pass"
-    cut = sum(result.finish_reason == "length" for result in results)
-    if cut:
+    if cut := sum(result.finish_reason == "length" for result in results):
         where = "the end of their row" if params.max_tokens is None else f"--max-tokens {params.max_tokens}"
         figures += f"; {cut} of {len(results)} texts cut at {where}"
     print(f"{FAINT}{figures}{RESET}" if sys.stderr.isatty() else figures, file=sys.stderr, flush=True)
