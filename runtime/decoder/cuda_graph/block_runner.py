@@ -151,9 +151,8 @@ class CudaGraphRunner:
 
 
 def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:
-    return BlockInput(
-        [params] * rows, [(0, 0)] * rows, [committed] * rows, [(0, 0)] * rows, [None] * rows, [True] * rows
-    )
+    pairs = [(0, 0)] * rows
+    return BlockInput([params] * rows, pairs, [committed] * rows, pairs, [None] * rows, [True] * rows)
 
 
 def _outcome(read: Results, given: BlockInput, logits: Tensor, times: tuple[float, float, float]) -> Block:

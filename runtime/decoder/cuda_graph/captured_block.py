@@ -47,14 +47,8 @@ class Key(NamedTuple):
         width = max((p.draft_width for p in drafting), default=0)
         tree = any(p.spec.tree for p in drafting)
         tokens = max(1 + levels * (width if tree else 1), width)
-        return cls(
-            buckets.padded(len(given.params), tokens),
-            buckets.length(max(given.committed) + levels * width),
-            levels,
-            width,
-            tree,
-            block.widest(p.spec.rule for p in drafting),
-        )
+        rows, length = buckets.padded(len(given.params), tokens), buckets.length(max(given.committed) + levels * width)
+        return cls(rows, length, levels, width, tree, block.widest(p.spec.rule for p in drafting))
 
     @property
     def nodes(self) -> int:
