@@ -40,9 +40,6 @@ from runtime.server.schema import PARAMETERS, Body, ChatCompletionRequest, Compl
 from runtime.server.streaming import Responder, cancel_on_disconnect
 from runtime.server.tracing import begin_span, describe_request, end_span
 
-Asked = tuple[DecodingParams, Calling | None]
-"""What a request asks for: its parameters, and how answers may call functions."""
-
 
 class Service:
     """One engine, not started yet, under one name. Each public coroutine answers a route with an ASGI application."""
@@ -65,9 +62,7 @@ class Service:
         try:
             body = await self._read(request, kind)
             names = body.renamed
-            asked = await self._bodies.read(await request.body(), self._parse, body)
-            # a grammar may take its time to be compiled
-            submitted = self._submit(body, asked, request, span, arrived)
+            submitted = self._submit(body, request, span, arrived)  # a grammar may take its time to be compiled
             return await cancel_on_disconnect(request.receive, arrived, self.options.request_seconds, submitted)
         except ClientDisconnect:
             end_span(span, {}, "the client went away")
@@ -123,7 +118,7 @@ class Service:
     async def scrape(self, _: Request) -> Response:
         return await self._scrapes.answer(self.metrics.families)
 
-    def _parse(self, body: Body) -> Asked:
+    def _parse(self, body: Body) -> tuple[DecodingParams, Calling | None]:
         pair, calling = self.engine.llm.pair, None
         params = body.parameters(pair.defaults)
         if isinstance(body, ChatCompletionRequest):
@@ -132,8 +127,8 @@ class Service:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)
         return params, calling
 
-    async def _submit(self, body: Body, asked: Asked, request: Request, span: Span, arrived: float) -> Responder:
-        params, calling = asked
+    async def _submit(self, body: Body, request: Request, span: Span, arrived: float) -> Responder:
+        params, calling = await self._bodies.read(await request.body(), self._parse, body)
         client: Client = request.scope[CLIENT]
         if body.priority and not self.options.allow_priority:
             problem = "clients may not choose it here; leave it out, or start the server with --allow-priority"
@@ -146,7 +141,6 @@ class Service:
         prompts = await self._prompts(request, body)
         if body.alternatives is not None or params.prompt_logprobs is not None or params.draft_details:
             await asyncio.to_thread(self.engine.llm.grammars.prepare)
-        texts = prompts
         if params.prompt_logprobs is not None:
             prompts = [await self._tokenized(prompt) for prompt in prompts]
             if (values := sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)) > MAX_PROMPT_LOGPROBS:
@@ -166,7 +160,7 @@ class Service:
         try:
             echoes: list[Echo] = []
             if isinstance(body, CompletionRequest) and body.echo:
-                echoes = await asyncio.to_thread(self._echoes, texts, stream.requests[:: params.n])
+                echoes = await asyncio.to_thread(self._echoes, body.prompts, stream.requests[:: params.n])
             response = OpenAIResponse(body, stream.requests, params.n, echoes, self._names, self._fingerprint, calling)
             describe_request(span, body, stream.requests, params)
         except BaseException:  # also when the client goes away
