@@ -40,10 +40,11 @@ class TritonService:
         self.engine, self._seconds, self._tick = engine, request_seconds, tick
         self._open: dict[asyncio.Task[None], TritonSender] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="mtad-triton", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mtad-triton", daemon=True)
 
     def start(self) -> None:
         self.engine.start()
+        self._watcher = self._loop.create_task(self._watch())
         self._thread.start()
 
     def submit(self, tensors: dict[str, Array], sender: TritonSender) -> None:
@@ -59,11 +60,6 @@ class TritonService:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._watcher = self._loop.create_task(self._watch())
-        self._loop.run_forever()
 
     async def _end(self) -> None:
         self._watcher.cancel()
