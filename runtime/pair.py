@@ -194,8 +194,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidInput: it is missing or damaged.
     """
-    values = read_json(folder, "pair.json")
-    values = {"tuned": {}, "costs": {}, **values}
+    values = {"tuned": {}, "costs": {}, **read_json(folder, "pair.json")}
     values.setdefault("auxiliary_vocabulary_hash", values.get("vocabulary_hash"))
     kinds = {"vocab_size": int, "vocabulary_hash": str, "defaults": dict, "tuned": dict, "costs": dict}
     kinds["auxiliary_vocabulary_hash"] = str

@@ -104,11 +104,8 @@ class OpenAIResponse:
         self._begun.add(index)
         echo = self._echoes[index // self._n] if self._echoes else None
         text = echo.text + delta.text if first and echo else delta.text
-        choice: dict[str, Any] = {
-            "index": index,
-            "logprobs": self._logprobs(delta, echo, request if first else None) if self._logprobs_wanted else None,
-            "finish_reason": delta.finish_reason,
-        }
+        logprobs = self._logprobs(delta, echo, request if first else None) if self._logprobs_wanted else None
+        choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": delta.finish_reason}
         if self._body.return_token_ids:
             choice["token_ids"] = delta.token_ids
             if first:

@@ -45,16 +45,15 @@ def end_span(span: trace.Span, statistics: Mapping[int, Statistics], error: str 
     if span.is_recording() and (ended := list(statistics.values())):
         total = summed(ended)
         first = [s.first_token_seconds for s in ended if s.first_token_seconds is not None]
-        span.set_attributes(
-            {
-                "gen_ai.usage.output_tokens": total.tokens,
-                "mtad.block_efficiency": total.block_efficiency,
-                "mtad.acceptance_rate": total.acceptance_rate,
-                "mtad.reused_tokens": sum(s.reused_tokens for s in ended),
-                "mtad.queue_seconds": max(s.queue_seconds for s in ended),
-                "mtad.first_token_seconds": min(first, default=0.0),
-            }
-        )
+        cost = {
+            "gen_ai.usage.output_tokens": total.tokens,
+            "mtad.block_efficiency": total.block_efficiency,
+            "mtad.acceptance_rate": total.acceptance_rate,
+            "mtad.reused_tokens": sum(s.reused_tokens for s in ended),
+            "mtad.queue_seconds": max(s.queue_seconds for s in ended),
+            "mtad.first_token_seconds": min(first, default=0.0),
+        }
+        span.set_attributes(cost)
     if error:
         span.set_status(trace.Status(trace.StatusCode.ERROR, error))
     span.end()

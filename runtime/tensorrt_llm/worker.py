@@ -137,11 +137,8 @@ def worker_config(model: str, auxiliary: str, params: DecodingParams) -> dict[st
     if params.automatic:
         raise InvalidInput("draft_len", params.draft_len, "the library drafts as many tokens each time; give a number")
     drafts = {"decoding_type": "Draft_Target", "max_draft_len": params.draft_len, "speculative_model": auxiliary}
-    return {
-        "model": model,
-        "speculative_config": {**drafts, "use_rejection_sampling": True},
-        "mtad": {"accept_threshold": params.threshold},
-    }
+    speculative = {**drafts, "use_rejection_sampling": True}
+    return {"model": model, "speculative_config": speculative, "mtad": {"accept_threshold": params.threshold}}
 
 
 def check_contract(interface: Any) -> None:

@@ -40,15 +40,12 @@ class TritonResponse:
         for delta in choices:
             texts.append((self._before[delta.index] + delta.text).encode())
             self._before[delta.index] = ""
-        values: dict[str, list[Any]] = {
-            "text_output": texts,
-            "batch_index": [0],
-            "sequence_index": [delta.index for delta in choices],
-        }
+        indices = [delta.index for delta in choices]
+        values: dict[str, list[Any]] = {"text_output": texts, "batch_index": [0], "sequence_index": indices}
         if settings.return_log_probs:
             for delta in choices:
                 self._sums[delta.index] += sum(delta.logprobs)
-            values["cum_log_probs"] = [self._sums[delta.index] for delta in choices]
+            values["cum_log_probs"] = [self._sums[index] for index in indices]
             values["output_log_probs"] = _padded([delta.logprobs for delta in choices], 0.0)
         if settings.return_token_ids:
             values["output_ids"] = _padded([delta.token_ids for delta in choices], PADDING)
