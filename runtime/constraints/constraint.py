@@ -116,10 +116,8 @@ class Constraint:
             self._seen[tokens] = True
         if self._follower is not None and self.thinking:
             self._follower.skipped += len(tokens)
-        if self.follower is not None:
-            problem = self.follower.advance(tokens)
-            if problem is not None:
-                raise problem
+        if self.follower and (problem := self.follower.advance(tokens)):
+            raise problem
 
     def adjust(self, logits: Floats, paths: Ints, lengths: Ints, terms: Terms) -> None:
         """Put a row's logits [S, V] under the constraint, in place; `terms` are its own."""

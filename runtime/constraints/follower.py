@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.cache.prefix import common_prefix
 from mtad.errors import InvalidInput, first_line
 from mtad.params import LANGUAGES, DecodingParams
 from runtime.constraints.bad_words import BadWords
@@ -198,11 +199,7 @@ class Follower:
 
     def _move_to(self, path: Sequence[int]) -> bool:
         """Move the matcher behind `path`; False if it cannot go all the way."""
-        same = 0
-        for here, there in zip(self._lookahead, path, strict=False):
-            if here != there:
-                break
-            same += 1
+        same = common_prefix(self._lookahead, path)
         if same < len(self._lookahead):
             self._matcher.rollback(len(self._lookahead) - same)
             del self._lookahead[same:]
