@@ -140,8 +140,8 @@ def measure(
     for number, example in enumerate(tqdm(examples, label, unit="prompt", file=sys.stderr, mininterval=wait)):
         for turn in range(len(settings)):
             index = (number + turn) % len(settings)
-            own = settings[index]  # with a seed, drafts that follow the clock would follow something else
-            seeded = own if own.follows_load else replace(own, seed=(seed << 32) + number)
+            asked = settings[index]  # with a seed, drafts that follow the clock would follow something else
+            seeded = asked if asked.follows_load else replace(asked, seed=(seed << 32) + number)
             (result,), seconds = answer(llm, llm.requests(example.prompt, seeded))
             nll = -sum(result.logprobs) / len(result.logprobs)
             right, distinct_2 = example.right(result.text), distinct(result.token_ids, 2)

@@ -108,8 +108,8 @@ def test_a_method_that_has_left_is_refused_with_what_to_use_instead(method: str)
 def test_a_list_is_as_good_as_a_tuple() -> None:
     values: dict[str, Any] = {"branching": (2, 1), "stop": ("a",), "stop_token_ids": (1,), "bad_words": ("b",)}
     values["thinking_tags"] = "<a>", "</a>"
-    lists = DecodingParams(**{name: list(value) for name, value in values.items()})
-    assert lists == DecodingParams(**values)
+    lists: dict[str, Any] = {name: list(value) for name, value in values.items()}
+    assert DecodingParams(**lists) == DecodingParams(**values)
 
 
 def test_from_dict_changes_its_base_where_told() -> None:

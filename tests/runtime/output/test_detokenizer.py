@@ -82,7 +82,12 @@ def test_tokens_that_never_become_a_character_are_shown_and_cost_what_others_do(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded, decode = list[int](), Detokenizer._decode
-    monkeypatch.setattr(Detokenizer, "_decode", lambda own, tokens: decoded.append(len(tokens)) or decode(own, tokens))
+
+    def count(own: Detokenizer, tokens: list[int]) -> str:
+        decoded.append(len(tokens))
+        return decode(own, tokens)
+
+    monkeypatch.setattr(Detokenizer, "_decode", count)
     for run_of, kept in (("©", "\ufffd"), ("aÃ", "a\ufffd"), (EOS, "")):
         tokens = pieces(tokenizer, "x", *60 * [run_of], "Ã", "©", "z")
         request, texts, _ = run(tokenizer, tokens, ignore_eos=True)
