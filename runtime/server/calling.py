@@ -57,7 +57,7 @@ LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters
 FORMS = (HERMES, LLAMA)
 """Hermes's, which Qwen 2.5 and 3 have too, and Llama 3's."""
 COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
-"""Keywords of schemas that name properties elsewhere. Other arguments are those of `properties` where it has any, each
+"""Keywords of schemas that name properties elsewhere. Other arguments are those of `properties` where it is there, each
 once: llguidance lets a property that is not listed repeat."""
 
 
@@ -129,8 +129,8 @@ class Calling:
         rules, calls = ["call: " + " | ".join(f"call_{at}" for at in range(len(self.functions)))], "call"
         for at, function in enumerate(self.functions):
             options = {"whitespace_pattern": WHITE_SPACE, "lenient": not function.strict}
-            listed = function.parameters.get("properties") or "parameters" not in function.model_fields_set
-            closed = {"additionalProperties": False} if listed and COMPOSED.isdisjoint(function.parameters) else {}
+            listed = "properties" in function.parameters and COMPOSED.isdisjoint(function.parameters)
+            closed = {"additionalProperties": False} if listed else {}
             schema = json.dumps({"x-guidance": options} | closed | function.parameters)
             named = json.dumps(f'{function.name}", "{form.key}": ')
             rules.append(f"call_{at}: {named} arguments_{at} {literal('}' + form.after)}")

@@ -81,8 +81,15 @@ def test_no_argument_of_a_call_comes_twice_also_where_the_schema_does_not_say_wh
     assert not follows(forced, byte_tokenizer(), HERMES.opening + f'weather", "arguments": {{{twice}}}}}{HERMES.after}')
 
 
-@pytest.mark.parametrize(("given", "free"), [({"parameters": {"type": "object"}}, True), ({}, False)])
-def test_a_schema_that_lists_no_arguments_allows_any_and_a_function_without_a_schema_has_none(
+@pytest.mark.parametrize(
+    ("given", "free"),
+    [
+        ({"parameters": {"type": "object"}}, True),
+        ({"parameters": {"type": "object", "properties": {}}}, False),
+        ({}, False),
+    ],
+)
+def test_a_schema_without_properties_allows_any_argument_and_a_function_without_a_schema_has_none(
     given: dict[str, object], free: bool
 ) -> None:
     forced = Calling(HERMES, [Function.model_validate({"name": "weather", **given})], True, False)
