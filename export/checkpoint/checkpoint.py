@@ -115,7 +115,7 @@ class Checkpoint:
         return model.eval()
 
     def _loaded(self, dtype: torch.dtype | str) -> PreTrainedModel:
-        given = opening(self.file)
+        given = {**opening(self.file), **({"config": self.config} if self.file else {})}  # see find.py
         if self.file and hasattr(transformers, "GgufConfig"):  # not in transformers 4
             given["quantization_config"] = transformers.GgufConfig(dequantize=True)
         elif getattr(self.config, "quantization_config", None):

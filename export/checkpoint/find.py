@@ -10,9 +10,11 @@ from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from export.checkpoint.checkpoint import WEIGHTS, Checkpoint, opening
 from export.checkpoint.packed import Packing
@@ -57,6 +59,8 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if file and known is not None:
         config.architectures = [known.__name__]
+        with refused_as(name, source, "transformers would read it wrongly"):
+            _complete(config, described)
     architecture = values["architectures"][0] if values else known.__name__ if known else described.name
     if known is None or known.__name__ != architecture:
         wanted = f"{config.model_type} has {known.__name__}" if known else f"{config.model_type} has none"
@@ -89,6 +93,26 @@ def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -
     own = _digest([folder / ADAPTER, *sorted(folder.glob("adapter_model.*"))])
     digest = hashlib.sha256(f"{base.digest} {own}".encode()).hexdigest() if base.digest else ""
     return replace(base, source=origin, adapter=folder, digest=digest)
+
+
+def _complete(config: PretrainedConfig, file: Path) -> None:
+    """Add what transformers leaves out of a GGUF file: Llama 3's scaled positions, and the token that ends a turn."""
+    from gguf import GGUFReader
+
+    read = GGUFReader(file)
+    ropes = {tensor.name: torch.tensor(tensor.data) for tensor in read.tensors if tensor.name.startswith("rope_f")}
+    scaled = any(key.endswith("rope.scaling.factor") and value.contents() != 1 for key, value in read.fields.items())
+    name = "rope_parameters" if hasattr(config, "rope_parameters") else "rope_scaling"  # in transformers 4
+    own, scales = getattr(config, name, None) or {}, ropes.pop("rope_freqs.weight", None)
+    if scales is not None and "full_attention" not in own:  # as in Gemma 4's, which transformers knows
+        plain = LlamaRotaryEmbedding(config).inv_freq
+        llama3 = {"rope_type": "llama3", "factor": float(scales.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        setattr(config, name, {**own, **llama3, "original_max_position_embeddings": 8192})
+        scaled |= not torch.allclose(plain / LlamaRotaryEmbedding(config).inv_freq, scales, 1e-4)
+    if ropes or scaled:
+        raise ValueError("its rotary positions are scaled; give the checkpoint in safetensors that it was made of")
+    if (end := read.fields.get("tokenizer.ggml.eot_token_id")) and isinstance(config.eos_token_id, int):
+        config.eos_token_id = sorted({config.eos_token_id, end.contents()})
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -12,15 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config
 
-from export.checkpoint.find import find
+from export.checkpoint.find import _complete, find
 from export.options import ExportOptions
 from export.plan import plan_pair
 from export.quantization.weight_only import dequantized
 from mtad.errors import InvalidInput
 from tests.support.checkpoints import make_checkpoint, make_tokenizer
 from tests.support.commands import Run
+from tests.support.families import SCALED
+from tests.support.folders import change_json
 
 GROUP = 32
 AWQ = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": GROUP, "zero_point": True}
@@ -183,6 +185,43 @@ def test_a_gguf_file_is_a_checkpoint_of_what_its_numbers_stand_for(kind: str, tm
     plan_pair(ExportOptions(str(path), str(path), capacity=256))
 
 
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_a_gguf_file_of_llama_3_has_its_scaled_positions_and_both_of_its_ends(factor: float, tmp_path: Path) -> None:
+    source, path = make_checkpoint(tmp_path / "source", seed=1), tmp_path / "model.gguf"
+    scaling = {"rope_type": "llama3", **SCALED, "factor": factor, "original_max_position_embeddings": 8192}
+    change_json(source / "config.json", rope_parameters={"rope_theta": 10000.0, **scaling})
+    original = find("target", str(source)).load(torch.float32)
+    plain = 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+    scales = {"rope_freqs": plain / original.model.rotary_emb.inv_freq}
+    write_gguf(path, load_file(source / "model.safetensors"), "F32", scales, eot_token_id=5)
+    found, tokens = find("target", str(path)), torch.arange(200)[None]
+    assert found.eos_token_ids() == (0, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(found.load(torch.float32)(tokens).logits, original(tokens).logits, rtol=0, atol=1e-4)
+    assert found.load(torch.float32).config.rope_parameters == found.empty("float32").config.rope_parameters
+
+
+@pytest.mark.parametrize(
+    ("scales", "values"),
+    [
+        ({"rope_freqs": torch.linspace(1, 8, 8)}, {}),
+        ({"rope_factors_long": torch.ones(8), "rope_factors_short": torch.ones(8)}, {}),
+        ({}, {"type": "yarn", "factor": 4.0}),
+        ({}, {"type": "linear", "factor": 8.0}),
+    ],
+)
+def test_a_gguf_file_whose_positions_are_scaled_in_another_way_is_refused(
+    scales: dict[str, Tensor], values: dict[str, Any], tmp_path: Path
+) -> None:
+    weights = load_file(make_checkpoint(tmp_path / "source", seed=1) / "model.safetensors")
+    write_gguf(tmp_path / "plain.gguf", weights, "F32", type="linear", factor=1.0)
+    find("target", str(tmp_path / "plain.gguf"))
+    _complete(GPT2Config(), tmp_path / "plain.gguf")  # which has no rotary positions
+    write_gguf(tmp_path / "model.gguf", weights, "F32", scales, **values)
+    with pytest.raises(InvalidInput, match=r"^target .*model\.gguf.*positions are scaled; give the checkpoint in safe"):
+        find("target", str(tmp_path / "model.gguf"))
+
+
 @pytest.mark.slow
 def test_a_chat_exports_quantized_gguf_files_on_the_way(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, traced_once: None
@@ -197,8 +236,15 @@ def test_a_chat_exports_quantized_gguf_files_on_the_way(
     assert "1 of 1 texts cut at --max-tokens 8" in found.err
 
 
-def write_gguf(path: Path, weights: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """The Llama of `make_checkpoint` as llama.cpp has it, its matrices of a `kind`; returns what these stand for."""
+def write_gguf(
+    path: Path, weights: dict[str, Tensor], kind: str, scales: dict[str, Tensor] | None = None, **values: Any
+) -> dict[str, Tensor]:
+    """The Llama of `make_checkpoint` as llama.cpp has it, its matrices of a `kind`; returns what these stand for.
+
+    Args:
+        scales: further tensors, of its rotary positions.
+        values: `type` and `factor` of the scaling of its rotary positions, and `eot_token_id`.
+    """
     gguf, expected = pytest.importorskip("gguf"), dict[str, Tensor]()
     pytest.importorskip("accelerate")
     writer, tokenizer = gguf.GGUFWriter(path, "llama"), make_tokenizer()
@@ -218,6 +264,12 @@ def write_gguf(path: Path, weights: dict[str, Tensor], kind: str) -> dict[str, T
     writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    add = {"type": lambda name: writer.add_rope_scaling_type(gguf.RopeScalingType(name))}
+    add |= {"factor": writer.add_rope_scaling_factor, "eot_token_id": writer.add_eot_token_id}
+    for name, value in values.items():
+        add[name](value)
+    for name, scale in (scales or {}).items():
+        writer.add_tensor(f"{name}.weight", scale.numpy())
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     names = {
         "embed_tokens": "token_embd",
