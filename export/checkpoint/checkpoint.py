@@ -172,7 +172,8 @@ class Checkpoint:
         with refused_as(self.name, str(self.folder), "its tokenizer cannot be loaded"):
             own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
             found = AutoTokenizer.from_pretrained(self.adapter if own else self.folder, **opening(self.file))
-            return within(found, self.config.get_text_config().vocab_size) if self.file else found
+            size = self.config.get_text_config().vocab_size
+            return within(found, size) if self.file or max(found.added_tokens_decoder, default=0) >= size else found
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of generation_config.json if it has them, else of config.json."""

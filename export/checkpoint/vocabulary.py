@@ -45,7 +45,7 @@ def describe_vocabularies(
 
 
 def within(tokenizer: PreTrainedTokenizerBase, size: int) -> PreTrainedTokenizerBase:
-    """A GGUF file's tokenizer without the tokens behind the model's that transformers adds, such as GPT-2's last."""
+    """A tokenizer without added tokens behind the model's, such as Gemma 3's for images or GPT-2's in a GGUF file."""
     described = json.loads(tokenizer.backend_tokenizer.to_str())
     described["added_tokens"] = [token for token in described["added_tokens"] if token["id"] < size]
     special = {

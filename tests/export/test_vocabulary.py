@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from engines.vocabulary import Translation, contents
+from export.checkpoint.find import find
 from export.checkpoint.vocabulary import describe_vocabularies
 from mtad.errors import InvalidInput
 from tests.support.checkpoints import make_other_tokenizer
@@ -82,6 +83,18 @@ class TestVocabulary:
         few.decoder = decoders.Fuse()
         with pytest.raises(InvalidInput, match="one vocabulary"):
             describe_vocabularies(tokenizer, PreTrainedTokenizerFast(tokenizer_object=few, eos_token="<eos>"), 300, 500)
+
+    def test_added_tokens_behind_the_logits_are_left_out_and_all_else_stays(self, checkpoint: Path) -> None:
+        own = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+        own.chat_template = "{{ messages }}"
+        own.add_special_tokens({"pad_token": "<eos>", "mask_token": "<image_soft_token>"})  # id 300, of 300
+        own.save_pretrained(checkpoint)
+        found, text = find("target", str(checkpoint)).tokenizer(), "SELECT naïve 日本語<eos>"
+        describe_vocabularies(found, found, 300, 300)
+        assert found(text).input_ids == own(text).input_ids
+        assert found.decode(own(text).input_ids) == text
+        assert found.special_tokens_map == {"eos_token": "<eos>", "pad_token": "<eos>"}
+        assert (found.chat_template, found.all_special_ids) == (own.chat_template, [0])
 
     def test_logits_narrower_than_the_tokenizer_are_refused(self, tokenizer: PreTrainedTokenizerBase) -> None:
         for name, sizes in (("target", (299, 300)), ("auxiliary", (300, 299))):
