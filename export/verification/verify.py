@@ -6,6 +6,7 @@ The same batches, references and tolerances serve `mtad check` (`export/verifica
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from inspect import signature
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ CHUNK = 256
 ROWS, NODES = 3, 6
 """Rows of a case, where the engine has as many, and drafted tokens per row."""
 LOGITS = 2**26
-"""Logits of the reference at most in one pass, which gives them for every position."""
+"""Logits of the reference at most in one pass, which gives them for every position, but of one text for its end."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,13 @@ def run_checkpoint(model: PreTrainedModel, case: Case) -> Tensor:
             tokens = torch.cat([case.tokens[row, :length], case.drafted[row, path]])
             paths.append((row, [0, *(path + 1).tolist()], tokens))
     together = max(1, LOGITS // (max(len(tokens) for *_, tokens in paths) * vocabulary))
+    shortened = together == 1 and "logits_to_keep" in signature(model.forward).parameters
+    last = {"logits_to_keep": 1 + nodes} if shortened else {}
     for start in trange(0, len(paths), together, desc="checkpoint", unit="pass", leave=False, disable=None):
         part = paths[start : start + together]
         padded = torch.nn.utils.rnn.pad_sequence([tokens for *_, tokens in part], batch_first=True)
-        for (row, at, tokens), logits in zip(part, model(padded, use_cache=False).logits, strict=True):
-            found[row, at] = logits[len(tokens) - len(at) : len(tokens)].float()
+        for (row, at, tokens), logits in zip(part, model(padded, use_cache=False, **last).logits, strict=True):
+            found[row, at] = logits[len(tokens) - padded.shape[1] - len(at) :][: len(at)].float()
     return found.flatten(0, 1)
 
 
