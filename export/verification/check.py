@@ -14,7 +14,7 @@ from engines.pytorch.hook import set_arithmetic
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
 from export.quantization.report import REPORT
-from export.verification.verify import ACTIVATIONS, TOLERANCE, Case, expect, few_rows, make_cases, run_engine
+from export.verification.verify import ACTIVATIONS, Case, expect, few_rows, make_cases, run_engine, tolerance
 from mtad.errors import InvalidInput
 
 
@@ -42,7 +42,7 @@ class Check:
     def __str__(self) -> str:
         return (
             f"{self.engine}\nagainst {self.reference}\n\n"
-            f"logits: largest difference {self.error:.3g} (allowed {self.tolerance:g}); "
+            f"logits: largest difference {self.error:.3g} (allowed {self.tolerance:.3g}); "
             f"the same likeliest token at {self.argmax_agreement:.1%} of {self.positions} positions\n"
             f"{'same' if self.same else 'DIFFERENT'}"
         )
@@ -93,14 +93,13 @@ def check(
         names.append(f"{source.folder} (checkpoint, float32)")
         cases, expected = expect(model, specs[0])
     found = torch.cat([run_engine(engines[0], case) for case in cases])
-    agree = found.argmax(-1) == expected.argmax(-1)
     return Check(
         engine=names[0],
         reference=names[1],
         error=float((found - expected).abs().max()),
-        tolerance=sum(TOLERANCE[spec.dtype] for spec in specs) if allowed is None else allowed,
-        argmax_agreement=float(agree.float().mean()),
-        positions=len(agree),
+        tolerance=sum(tolerance(spec.dtype, expected) for spec in specs) if allowed is None else allowed,
+        argmax_agreement=float((found.argmax(-1) == expected.argmax(-1)).float().mean()),
+        positions=len(found),
     )
 
 

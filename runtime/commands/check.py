@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("engine", type=Path, help="engine folder (PAIR/target), or pair folder")
     parser.add_argument("other", type=Path, nargs="?", help="folder to compare with (default: the checkpoint)")
     parser.add_argument("--checkpoint", help="folder or hub id (default: where the engine was exported from)")
-    parser.add_argument("--tolerance", type=float, help="allowed difference of a logit (default: by dtype)")
+    parser.add_argument("--tolerance", type=float, help="allowed difference of a logit (default: by dtype and size)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
     options = parser.parse_args()
     check_least(options, threads=1, tolerance=0)

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 
+from engines.folder import open_engine, read_spec
+from export.checkpoint.find import find
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.check import check
-from export.verification.verify import NODES
+from export.verification.verify import NODES, expect, make_cases, verify
+from mtad.errors import VerificationFailed
 from tests.support.commands import Run, assert_refused
 from tests.support.folders import change_json
 
@@ -67,6 +71,29 @@ def test_logits_that_are_not_numbers_are_different(onnx_copy: Path, run: Run) ->
     assert "largest difference nan" in outcome.out
 
 
+def test_the_checkpoint_gives_no_logits_but_those_that_are_compared(
+    checkpoints: tuple[Path, Path], pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, spec = find("target", str(checkpoints[0])).load(torch.float32), read_spec(pair_folder / "target")
+    expected, widths = expect(model, spec)[1], set[int]()
+    monkeypatch.setattr("export.verification.verify.LOGITS", 1)
+    model.lm_head.register_forward_hook(lambda head, inputs, logits: widths.add(logits.shape[1]))
+    torch.testing.assert_close(expect(model, spec)[1], expected, rtol=0, atol=1e-5)
+    assert widths == {NODES + 1}
+
+
+@pytest.mark.parametrize(("largest", "limit"), [(3.0, 1e-4), (130.0, 3.9e-3)])
+def test_large_logits_may_differ_in_proportion(
+    largest: float, limit: float, pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, logits = open_engine(pair_folder / "target"), torch.tensor([[0.0, -largest]])
+    monkeypatch.setattr("export.verification.verify.run_engine", lambda engine, case: logits)
+    cases = make_cases(engine.spec, None)[:1]
+    verify(engine, (cases, logits + 0.9 * limit))
+    with pytest.raises(VerificationFailed, match=f"allowed for float32: {limit}"):
+        verify(engine, (cases, logits + 1.1 * limit))
+
+
 @pytest.mark.slow
 def test_half_precision_is_within_its_own_tolerance_and_not_within_single(
     pair_folders: Callable[[str], Path], checkpoints: tuple[Path, Path], tmp_path: Path
@@ -91,7 +118,7 @@ class TestCommand:
     def test_the_verdict_names_the_tolerance(self, run: Run, onnx_copy: Path) -> None:
         whole = run("check", onnx_copy)
         assert whole.code == 0
-        assert "allowed 0.0001" in whole.out
+        assert "allowed 0.0002" in whole.out, "3e-5 of its largest logit"
         assert whole.out.endswith("\nsame\n")
 
         def change(weight: np.ndarray[Any, Any]) -> None:
