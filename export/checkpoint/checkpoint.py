@@ -34,8 +34,8 @@ from mtad.params import SAMPLING, DecodingParams
 
 log = logging.getLogger(__name__)
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-"""Files with weights; the first kind that is there is read."""
+WEIGHTS = ("[!c]*.safetensors", "pytorch_model*.bin")
+"""Files with weights; the first kind that is there is read. Mistral's `consolidated*` are the same ones once more."""
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that keep keys and values of each token, and nothing else."""

@@ -76,7 +76,7 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
     kinds = [file] if file else WEIGHTS
     files = next((files for kind in kinds if (files := sorted(folder.glob(kind)))), None)
     if files is None:
-        raise InvalidInput(name, source, f"the folder has no weights ({' or '.join(WEIGHTS)})")
+        raise InvalidInput(name, source, "the folder has no weights (*.safetensors or pytorch_model*.bin)")
     return replace(found, digest=_digest([described, *files]))
 
 
@@ -132,12 +132,14 @@ def _download(name: str, source: str, weights: bool, revision: str | None) -> tu
         common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
         if not weights:
             files = HfApi().model_info(source, revision=revision, files_metadata=True).siblings or []
-            sizes = [sum(f.size or 0 for f in files if fnmatch(f.rfilename, kind)) for kind in WEIGHTS]
+            own = [f for f in files if "/" not in f.rfilename]
+            sizes = [sum(f.size or 0 for f in own if fnmatch(f.rfilename, kind)) for kind in WEIGHTS]
             if not any(sizes):
-                raise InvalidInput(name, source, f"the hub has no weights of it ({' or '.join(WEIGHTS)})")
+                raise InvalidInput(name, source, "the hub has no weights of it (*.safetensors or pytorch_model*.bin)")
             return Path(snapshot_download(source, revision=revision, allow_patterns=common)), next(filter(None, sizes))
         for kind in WEIGHTS:
-            folder = Path(snapshot_download(source, revision=revision, allow_patterns=[*common, kind]))
+            wanted = [*common, kind]  # but no other copy of the weights, such as original/model.safetensors
+            folder = Path(snapshot_download(source, revision=revision, allow_patterns=wanted, ignore_patterns="*/*.s*"))
             if any(folder.glob(kind)):
                 break
         return folder, 0

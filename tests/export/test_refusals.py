@@ -7,13 +7,16 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils._paths import filter_repo_objects
 
+from export.checkpoint.find import find
 from export.options import ExportOptions
 from export.plan import plan_pair
 from mtad.errors import InvalidInput
@@ -100,6 +103,26 @@ class TestRefusal:
         for name in ("revision", "auxiliary_revision"):
             with pytest.raises(InvalidInput, match=f"^{name} .*local folder"):
                 export(**{name: "v2"})
+
+    def test_weights_that_a_hub_id_has_a_second_time_are_left_there(
+        self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = ["model.safetensors", "original/model.safetensors", "consolidated.safetensors", "tokenizer.json"]
+        asked: list[str] = []
+
+        def download(source: str, revision: None, allow_patterns: list[str], ignore_patterns: str = "") -> str:
+            asked.extend(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+            return str(checkpoint)
+
+        info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file, size=7) for file in files])
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: info)
+        first = find("target", "owner/name")
+        assert asked == ["model.safetensors", "tokenizer.json"]
+        assert find("target", "owner/name", weights=False).download == 7
+        shutil.copy(checkpoint / "model.safetensors", checkpoint / "consolidated.safetensors")
+        second = find("target", str(checkpoint))
+        assert (second.digest, second.size) == (first.digest, first.size)
 
     @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
     def test_another_architecture_is_refused_by_name(
