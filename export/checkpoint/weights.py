@@ -73,15 +73,16 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
     packed = {} if packing is None else stored_packed(folder, packing)
     body, shapes = model.base_model_prefix + ".", {name: tensor.shape for name, tensor in model.state_dict().items()}
     for names in (*parameter_names(model).values(), *([name] for name in stored_buffers(model))):
-        found = next((n for name in names for n in (name, name.removeprefix(body)) if n in files or n in packed), None)
-        if found is None or (found not in packed and files[found][1] != tuple(shapes[names[0]])):
+        found = [n for name in names for n in {name, name.removeprefix(body)} if n in files or n in packed]
+        if not found or (found[0] not in packed and files[found[0]][1] != tuple(shapes[names[0]])):
             return None
-        stored |= dict.fromkeys(names, found)
-    get = partial(_read, files)
+        if any(n in packed or not torch.equal(_read(files, n), _read(files, found[0])) for n in found[1:]):
+            raise ValueError(f"{found[1]} is not {found[0]}; set tie_word_embeddings to false in its config.json")
+        stored |= dict.fromkeys(names, found[0])
 
     def read(name: str) -> Tensor:
         own = stored[name]
-        return packed[own]().matrix() if own in packed else get(own)
+        return packed[own]().matrix() if own in packed else _read(files, own)
 
     return read
 
@@ -89,16 +90,14 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
 def stored_packed(folder: Path, packing: Packing) -> dict[str, Callable[[], Packed]]:
     """The packed matrices of a checkpoint folder, by the name of the parameter that each stands for."""
     files = _files(folder) or {}
-    get, ends = partial(_read, files), f".{packing.suffix}"
+    if lost := [name for name, (_, shape) in files.items() if name.endswith(".scales") and len(shape) == 1]:
+        raise ValueError(f"{packing.method} divides activations by {lost[0]}; give the checkpoint that was packed")
 
     def read(prefix: str) -> Packed:
-        return packing.read(lambda part: get(prefix + part))
+        return packing.read(lambda part: _read(files, prefix + part))
 
-    return {
-        f"{name.removesuffix(ends)}.weight": partial(read, name.removesuffix(ends[1:]))
-        for name in files
-        if name.endswith(ends)
-    }
+    prefixes = [name.removesuffix(packing.suffix) for name in files if name.endswith(f".{packing.suffix}")]
+    return {f"{prefix}weight": partial(read, prefix) for prefix in prefixes}
 
 
 def _read(files: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> Tensor:

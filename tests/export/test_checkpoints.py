@@ -126,6 +126,7 @@ def test_int4_takes_packed_matrices_over_and_rounds_nothing_again(tmp_path: Path
     [
         ("awq", {"version": "gemv"}, None, r"awq \(gemv, 4 bits\); readable are"),
         ("awq", {"quant_method": "bitsandbytes"}, None, "bitsandbytes"),
+        ("compressed-tensors", {"transform_config": {"config_groups": {"R1": {}}}}, None, r"\(transforms, 4 bits\)"),
         ("compressed-tensors", {"format": "float-quantized"}, None, "float-quantized"),
         ("gptq", {"bits": 3}, None, "3 bits"),
         ("gptq", {"desc_act": True}, "int4", "ordered its columns by activations"),
@@ -147,6 +148,26 @@ def test_a_packed_matrix_that_is_missing_is_refused_before_any_work(tmp_path: Pa
     save_file(stored, tmp_path / "packed" / "model.safetensors")
     with pytest.raises(InvalidInput, match="not every weight of LlamaForCausalLM"):
         plan_pair(ExportOptions(str(tmp_path / "packed"), str(tmp_path / "packed"), capacity=256))
+
+
+def test_a_scale_that_is_not_a_matrix_own_is_refused_before_any_work(tmp_path: Path) -> None:
+    write_packed(tmp_path / "packed", *FORMS["awq"])
+    stored = load_file(tmp_path / "packed" / "model.safetensors")
+    stored["model.layers.1.mlp.act.scales"] = torch.ones(96)  # as AutoAWQ has it for Starcoder2
+    save_file(stored, tmp_path / "packed" / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"^target .*divides activations by model\.layers\.1\.mlp\.act\.scales"):
+        plan_pair(ExportOptions(str(tmp_path / "packed"), capacity=256))
+
+
+def test_a_tied_head_that_is_stored_has_to_be_the_embeddings(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", seed=1)
+    change_json(source / "config.json", tie_word_embeddings=True)
+    found, stored = find("target", str(source)), load_file(source / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"^target .*lm_head\.weight is not model\.embed_tokens\.weight; set tie"):
+        found.weights()
+    same = stored["model.embed_tokens.weight"].clone()
+    save_file({**stored, "lm_head.weight": same}, source / "model.safetensors", {"format": "pt"})
+    assert torch.equal(found.weights()("lm_head.weight"), same)
 
 
 def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -> None:
