@@ -23,7 +23,7 @@ NODES = 8 * 8
 COPIES = {"graph": 1.05, "plan": 1.05, "checkpoint": 1.3}
 """Memory at the peak as a multiple of the float32 weights, by what is stored (docs/export.md), but for the cache."""
 BITS = {"int8": 8 + 0.16, "int4": 4 + 1, "int8-static": 8, "fp8": 8}
-"""Of a quantised weight, its part of the scales included; embeddings keep the dtype of the cache."""
+"""Of a quantised weight, its part of the scales included; all but matrices of products keeps the cache's dtype."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ def _estimate(folder: Path, model: Checkpoint, spec: EngineSpec) -> EngineEstima
     # a graph has a tied head a second time, transposed
     repeated = embeddings.numel() if stored != "checkpoint" and head is not None and head.weight is embeddings else 0
     wide, weights = DTYPES[spec.dtype].itemsize, parameters + repeated
-    narrow = BITS.get(spec.precision, 8 * wide) / 8
-    disk = int((weights - embeddings.numel()) * narrow + embeddings.numel() * wide)
+    tables = {id(module.weight) for module in empty.modules() if isinstance(module, torch.nn.Embedding)}
+    matrices = repeated + sum(p.numel() for p in empty.parameters() if p.dim() == 2 and id(p) not in tables)
+    disk = int(matrices * BITS.get(spec.precision, 8 * wide) / 8 + (weights - matrices) * wide)
     besides = few_rows(spec).kv_bytes + disk * (spec.precision in MEASURED)  # which is measured beside the float32 one
     return EngineEstimate(
         name=model.name,

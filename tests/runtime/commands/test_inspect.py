@@ -11,6 +11,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from transformers import MixtralConfig
 
 from engines.folder import read_spec
 from export.estimate import estimate_pair
@@ -19,6 +20,7 @@ from export.plan import plan_pair
 from mtad import LLM, RuntimeConfig
 from runtime.commands.inspect_folder import inspect
 from tests.support.commands import Run, assert_refused
+from tests.support.families import GROUPED, write_model
 
 
 class TestInspect:
@@ -68,6 +70,15 @@ class TestDryRun:
             assert not one.unchanged
         assert running.total == pytest.approx(LLM(pair, RuntimeConfig(threads=1)).memory.total, rel=0.02)
         assert all(one.unchanged for one in estimate_pair(pair, plan)[0])
+
+    def test_only_matrices_of_products_are_counted_as_quantised(self, tmp_path: Path) -> None:
+        source = write_model(tmp_path / "model", MixtralConfig(**GROUPED, num_hidden_layers=2, num_local_experts=4))
+        sizes = []
+        for precision in ("float32", "int8"):
+            plan = plan_pair(ExportOptions(str(source), capacity=256, precision=precision), weights=False)
+            sizes.append(estimate_pair(tmp_path / "pair", plan)[0][0].disk)
+        products = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 4 * 64) + 320 * 64  # attention and routers, and the head
+        assert sizes[0] - sizes[1] == pytest.approx(products * (4 - 8.16 / 8), abs=1)
 
     def test_nothing_is_written_nor_loaded(
         self, run: Run, options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
