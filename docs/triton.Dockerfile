@@ -1,5 +1,6 @@
 # The image of kubernetes.yaml: Triton's own container with this package in its Python.
 #   docker build --file docs/triton.Dockerfile --build-arg TRITON=<an image tritonserver:*-py3> --tag mtad-triton:0.1.0 .
+# From 24.12 on: before, Python is 3.10, and Triton's own modules need numpy 1.
 ARG TRITON
 FROM ${TRITON}
 WORKDIR /src
@@ -10,4 +11,4 @@ COPY mtad mtad
 COPY runtime runtime
 # the kernels' launcher is compiled in C at their first launch
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-    && pip install --no-cache-dir '.[serve,gpu]'
+    && pip install --no-cache-dir --constraint constraints.txt '.[serve,gpu]'

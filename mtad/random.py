@@ -26,7 +26,7 @@ DRAFT, ACCEPT, BONUS = range(3)
 
 
 class Noise(NamedTuple):
-    """Uniform numbers from [0, 1), multiples of 2**-53: with float32's 24 bits, tokens of 1e-7 would never be drawn.
+    """Uniform numbers from [0, 1), multiples of 2**-53: 24 bits pass over tokens below 6e-8.
 
     Attributes:
         draft: float64 [R, D, W], for the token of each slot of each level of a draft; a chain uses slot 0.

@@ -19,28 +19,12 @@ CHAIN, BEAMS, BRANCHES = range(len(FORMS))
 RATIOS = ("joint.joint", "joint.joint_sample")
 """Rules that bound a likelihood ratio; their threshold is kept as its logarithm."""
 
-ROW = np.dtype(
-    [
-        ("temperature", np.float64),
-        ("top_k", np.int64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
-        ("greedy", np.bool_),
-        ("rule", np.int64),
-        ("threshold", np.float64),
-        ("relaxed_topk", np.int64),
-        ("divergence", np.float64),
-        ("plausible", np.float64),
-        ("form", np.int64),
-        ("draft_len", np.int64),
-        ("width", np.int64),
-        ("tree", np.bool_),
-        ("reads_draft", np.bool_),
-        ("log_confidence", np.float64),
-        ("stops_at_eos", np.bool_),
-    ],
-    align=True,
-)
+_FIELDS = {
+    np.float64: ("temperature", "top_p", "min_p", "threshold", "divergence", "plausible", "log_confidence"),
+    np.int64: ("top_k", "rule", "relaxed_topk", "form", "draft_len", "width"),
+    np.bool_: ("greedy", "tree", "reads_draft", "stops_at_eos"),
+}
+ROW = np.dtype([(name, kind) for kind, names in _FIELDS.items() for name in names], align=True)
 """One row.
 
 * temperature, top_k, top_p, min_p: the filter of both models' logits; top_k is V for all, top_p 1 for all.
@@ -73,21 +57,21 @@ def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
     rule = p.spec.rule
     return (
         p.temperature or 1.0,
-        top_k_of(p, vocab_size),
         p.top_p,
         p.min_p,
-        p.temperature == 0,
-        RULES.index(rule),
         _log(p.threshold) if rule in RATIOS else p.threshold,
-        p.relaxed_topk,
         p.divergence,
         p.plausible,
+        _log(p.draft_confidence),
+        top_k_of(p, vocab_size),
+        RULES.index(rule),
+        p.relaxed_topk,
         FORMS.index(p.form) if p.form else CHAIN,
         p.drafted,
         p.draft_width,
+        p.temperature == 0,
         p.spec.tree,
         p.spec.reads_draft,
-        _log(p.draft_confidence),
         not p.ignore_eos,
     )
 

@@ -158,19 +158,20 @@ class LLM:
             raise InvalidInput("params", f"{len(each)} given", f"give one, or one for each of the {len(many)} prompts")
         requests = [r for prompt, p in zip(many, each, strict=True) for r in self.requests(prompt, p)]
         backlog, pending = deque(requests), {request.id for request in requests}
-        try:
-            with self._generating, tqdm(total=len(requests), unit="request", disable=not progress) as bar:
-                while pending:
-                    while backlog and self.loop.scheduler.counts[1] < self.config.max_waiting:
-                        self.loop.scheduler.submit(backlog.popleft())
-                    ended = [request for request in self.step() if request.id in pending]
-                    pending.difference_update(request.id for request in ended)
-                    bar.update(len(ended))
-                    for request in ended:
-                        Result.of(request)  # raises if it failed
-        finally:
-            # interrupted, or something broke: nobody asks for the rest any more
-            self.loop.cancel(requests, report=False)
+        with self._generating:
+            try:
+                with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
+                    while pending:
+                        while backlog and self.loop.scheduler.counts[1] < self.config.max_waiting:
+                            self.loop.scheduler.submit(backlog.popleft())
+                        ended = [request for request in self.step() if request.id in pending]
+                        pending.difference_update(request.id for request in ended)
+                        bar.update(len(ended))
+                        for request in ended:
+                            Result.of(request)  # raises if it failed
+            finally:
+                # interrupted, or something broke: nobody asks for the rest any more
+                self.loop.cancel(requests, report=False)
         return [Result.of(request) for request in requests]
 
     async def compiled(self, params: DecodingParams | None) -> Grammar | None:
@@ -213,7 +214,7 @@ class LLM:
         left = max(1, self.loop.scheduler.room_for_tokens - len(ids))
         if params.max_tokens is None or (fit and params.max_tokens > left):
             params = replace(params, max_tokens=left)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = secrets.randbits(53) if params.seed is None else params.seed  # what JavaScript holds
         seeds = [(seed + index * _SEED_STEP) % 2**63 for index in range(params.n)]
         salted = blake2b(cache_salt.encode(errors="surrogatepass"), digest_size=7).digest()
         salt = int.from_bytes(salted) + 1 if cache_salt else 0

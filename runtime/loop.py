@@ -148,7 +148,7 @@ class DecodingLoop:
         budget = max(spare_tokens, self._budget.most // CATCH_UP, 2 * len(requests))
         current = self.caches.catch_up(requests, [p.uses_model for p in params], budget)
         self._catch_up_seconds = time.perf_counter() - began
-        self.totals.prefill_seconds += self._catch_up_seconds
+        self.totals.draft_seconds += self._catch_up_seconds
         if not current:
             own = zip(params, requests, strict=True)
             params = [with_length(p, 0) if one.params.follows_load and p.uses_model else p for p, one in own]

@@ -12,7 +12,7 @@ Prompt = str | Sequence[int]
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt or several as several; raises InvalidInput where it is neither."""
+    """A list of prompts, also from a single one; raises InvalidInput where it is neither."""
     if not isinstance(prompts, Sequence):
         problem = "give text, token ids, or a sequence of them, such as a `list` of what is generated"
         raise InvalidInput("prompts", prompts, problem)

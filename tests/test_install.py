@@ -119,7 +119,7 @@ def test_every_command_of_the_pages_runs_as_printed_on_the_wheel(installed: Path
     assert refused.returncode == 2, refused.stderr
     assert "the extra serve installs it" in refused.stderr
     (elsewhere / "build" / "demo-pair").symlink_to("my-pair")
-    (elsewhere / "build" / "prompts.jsonl").write_text('{"prompt": "import os"}\n' * 2)
+    (elsewhere / "build" / "prompts.jsonl").write_text('{"prompt": "import os"}\n' * 4)
     seen = {words[0] for words in commands_of(ROOT / "README.md", "mtad ")}
     few = "--method=block", "--dry-run", '--params={"max_tokens": 16}'
     for page, less in (("quickstart", ()), ("check", ()), ("triton", ()), ("tuning", few)):

@@ -45,8 +45,8 @@ def check_cuda() -> None:
     """
     ort = load_onnxruntime()
     if PROVIDERS["cuda"] not in ort.get_available_providers():
-        problem = f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS['cuda']}; remove the package"
-        remedy = "onnxruntime and install onnxruntime-gpu, which the extra cuda names (Linux, x86-64)"
+        problem = f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS['cuda']}; install the extra cuda,"
+        remedy = "remove the package onnxruntime, and install onnxruntime-gpu again: both have the same files"
         raise InvalidInput("provider", "cuda", f"{problem} {remedy}")
     with quiet():  # it prints
         ort.preload_dlls()  # torch's or NVIDIA's packages of CUDA and cuDNN, so that the provider's library finds them

@@ -35,7 +35,8 @@ from mtad.params import SAMPLING, DecodingParams
 log = logging.getLogger(__name__)
 
 WEIGHTS = ("[!c]*.safetensors", "pytorch_model*.bin")
-"""Files with weights; the first kind that is there is read. Mistral's `consolidated*` are the same ones once more."""
+"""Files with weights; the first kind that is there is read. Those that begin with c are left out: Mistral's
+`consolidated*` are the same ones once more."""
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that keep keys and values of each token, and nothing else."""
@@ -115,7 +116,10 @@ class Checkpoint:
         return model.eval()
 
     def _loaded(self, dtype: torch.dtype | str) -> PreTrainedModel:
-        given = {**opening(self.file), **({"config": self.config} if self.file else {})}  # see find.py
+        given = {
+            **opening(self.file),
+            **({"config": self.config} if self.file else {}),
+        }  # which `find._complete` completed
         if self.file and hasattr(transformers, "GgufConfig"):  # not in transformers 4
             given["quantization_config"] = transformers.GgufConfig(dequantize=True)
         elif getattr(self.config, "quantization_config", None):

@@ -120,8 +120,6 @@ def reject(left, token, weight):
 @compiled
 def give(left, node, bonus):
     """Keep `node`; the bonus token comes from what is left of p after it, of a leaf from p."""
-    bonus.count[0] = len(left.p)
-    for at in range(len(left.p)):
-        bonus.ids[at] = left.p_ids[at]
-        bonus.weights[at] = left.p[at]
+    count = bonus.count[0] = len(left.p)
+    bonus.ids[:count], bonus.weights[:count] = left.p_ids, left.p
     return node

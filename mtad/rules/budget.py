@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from mtad.compiled import compiled
 from mtad.distribution import NEVER, after
 from mtad.rules.block import block
@@ -46,29 +48,22 @@ def move(ids, log_p, q_ids, log_q, divergence, plausible):
     `divergence` (1 - max p), so less where the target is sure, but no more than makes p~ = q on the former.
     """
     most = math.exp(float(log_p.max()))
-    gains, losses, there = 0.0, 0.0, 0
+    gains, losses, there, more = 0.0, 0.0, 0, np.empty(len(ids))
     for at in range(len(ids)):
         there = place_of(q_ids, there, ids[at])
-        own, more = math.exp(log_p[at]), difference(ids[at], log_p[at], q_ids, log_q, there)
-        if more < 0.0:
-            losses -= more
+        q = math.exp(log_q[there]) if there < len(q_ids) and q_ids[there] == ids[at] else 0.0
+        own = math.exp(log_p[at])
+        more[at] = q - own
+        if more[at] < 0.0:
+            losses -= more[at]
         elif own >= plausible * most and own > 0.0:
-            gains += more
+            gains += more[at]
     spent = min(divergence * (1.0 - most), gains)
     if not spent > 0.0:
         return 0.0
-    there = 0
     for at in range(len(ids)):
-        there = place_of(q_ids, there, ids[at])
-        own, more = math.exp(log_p[at]), difference(ids[at], log_p[at], q_ids, log_q, there)
-        if more < 0.0 or (own >= plausible * most and own > 0.0):
-            own += more * spent / (losses if more < 0.0 else gains)
+        own = math.exp(log_p[at])
+        if more[at] < 0.0 or (own >= plausible * most and own > 0.0):
+            own += more[at] * spent / (losses if more[at] < 0.0 else gains)
             log_p[at] = math.log(own) if own > 0.0 else NEVER
     return spent
-
-
-@compiled
-def difference(token, log_p, q_ids, log_q, there):
-    """The difference q - p of a token, which q has at `there`, if anywhere."""
-    own = math.exp(log_q[there]) if there < len(q_ids) and q_ids[there] == token else 0.0
-    return own - math.exp(log_p)

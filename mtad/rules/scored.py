@@ -41,7 +41,7 @@ class Scored(NamedTuple):
     origins: Ints
     p: Distributions
     q: Distributions
-    accept: npt.NDArray[np.float32]
+    accept: npt.NDArray[np.float64]
 
 
 class Bonus(NamedTuple):

@@ -125,7 +125,7 @@ class KvCaches:
             self._extend(request, row, min(request.committed - 2, held + limit))
             if request.params.follows_load:
                 budget -= request.auxiliary_cached - held
-            request.statistics.prefill_seconds += time.perf_counter() - began
+            request.statistics.draft_seconds += time.perf_counter() - began
         return not any(self._lags(requests[row]) for row in behind)
 
     @staticmethod

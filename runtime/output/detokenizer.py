@@ -9,7 +9,8 @@ from mtad.params import DecodingParams
 from runtime.scheduler.request import FinishReason, Request
 
 MOST_HELD = 8
-"""After so many tokens without text it is looked for what no further token changes: each decodes all of them again."""
+"""After this many tokens without text, what later ones cannot change of it is shown: else each new token would decode
+all held ones again."""
 
 
 class Detokenizer:
@@ -23,7 +24,8 @@ class Detokenizer:
         self._stop_tokens, self._stops = frozenset(params.stop_token_ids), params.stop_strings
         self._skip = params.skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=self._skip)
-        self._decoded = 0
+        self._decoded = 0  # tokens whose text is shown
+        self._last: int | None = None  # the last of them that gave some
 
     def append(self, request: Request, tokens: list[int]) -> FinishReason | None:
         """Add tokens to `request` up to the one that its text ends with, if any; return the reason then."""
@@ -56,22 +58,30 @@ class Detokenizer:
 
     def _step(self, known: list[int]) -> str:
         """The text that the last token completes, or that of held tokens which no further one changes."""
-        held, ends = known[self._decoded :], [0]
+        held, unfinished = known[self._decoded :], [0]
         try:
             if (piece := self._stream.step(self._tokenizer, held[-1])) or len(held) % MOST_HELD:
                 self._decoded += len(held) if piece else 0
+                self._last = held[-1] if piece else self._last
                 return piece or ""
-            ends = [1, 2, 3, 4]
-        except Exception as error:  # of byte fallback: broken bytes unmake the character before them, which is shown
+            unfinished = [1, 2, 3, 4]  # tokens at the end, of a character that may yet be completed
+        except (
+            Exception
+        ) as error:  # with byte fallback, broken bytes turn the character before them, shown already, into �
             if "prefix" not in str(error):
                 raise
         whole = self._decode(held)
-        for end in ends:
-            at = len(held) - end
+        for count in unfinished:
+            at = len(held) - count
             if (shown := self._decode(held[:at])) + self._decode(held[at:]) == whole:
                 self._decoded += at
+                self._last = held[at - 1] if shown else self._last
+                clean = self._last is not None and not self._decode([self._last]).endswith("\ufffd")
                 self._stream = DecodeStream(skip_special_tokens=self._skip)
-                for token in held[at:] or held[-1:]:  # which tells whether the next one begins with a space
+                for token in [
+                    *([self._last] if clean else []),
+                    *held[at:],
+                ]:  # the last one tells whether a space follows
                     self._stream.step(self._tokenizer, token)
                 return shown
         return ""

@@ -41,9 +41,9 @@ class Scheduler:
     """Admits waiting requests to rows of the KV caches: larger priority first, then the client who was served least.
 
     A client's account holds the tokens of its requests so far, and the next row goes to the smallest account, within a
-    client to the request that came first (the virtual token counter of arXiv 2401.00588). A client that comes back
-    after a pause begins with the account of the client that was admitted last, or somewhat below what clients got on
-    average if that is more: pauses save up no rows, and cost none, and newcomers do not pass the others for ever.
+    client to the request that came first (the virtual token counter of arXiv 2401.00588). A client that comes, or comes
+    back, begins with the account of the client that was admitted last, or with somewhat less than clients were served
+    on average, whichever is larger: waiting saves up nothing, and a stream of new clients starves nobody.
 
     Running requests are always rows 0 .. R-1, and the one whose prompt is being stored, if any, is row R. When a row
     becomes free the last running request takes its place, and the joining one the last's: `retire` copies them.

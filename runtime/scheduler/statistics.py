@@ -86,9 +86,10 @@ class Statistics(Counts):
 
     Attributes:
         queue_seconds: from submission until a row was free.
-        prefill_seconds: steps that stored this prompt's keys and values, both models, catching up included.
+        prefill_seconds: steps that stored this prompt's keys and values, of both models, before its first block.
         draft_seconds, score_seconds, commit_seconds: of the blocks this request took part in, shared by the batch:
-            drafting, the target's pass, and everything after it (acceptance, cache, text).
+            drafting, with what of its text the auxiliary reads late; the target's pass; and everything after it
+            (acceptance, cache, text).
         first_token_seconds: from submission to the first token; None before.
         total_seconds: from submission to the end; None before.
     """

@@ -69,14 +69,14 @@ class FunctionCall(FunctionName):
     """A call that the model made before."""
 
     arguments: Annotated[str, AfterValidator(_checked)]
-    parsed_arguments: Any = Field(None, description="taken and not heeded: the openai package adds it")
+    parsed_arguments: Any = Field(None, description="accepted and ignored: the openai package adds it")
 
 
 class ToolCall(FunctionTyped):
     """The same, with the id that its result refers to."""
 
     id: str
-    index: int | None = Field(None, description="taken and not heeded: streams have it")
+    index: int | None = Field(None, description="accepted and ignored: streams have it")
     function: FunctionCall
 
     def plain(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Message(StrictModel):
     name: str | None = None
     reasoning_content: str | None = Field(None, description="the thought that an answer began with")
     reasoning: str | None = Field(None, description="the same, under vLLM's newer name")
-    parsed: Any = Field(None, description="taken and not heeded: the openai package adds it")
+    parsed: Any = Field(None, description="accepted and ignored: the openai package adds it")
     refusal: None = None
     annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOLS)] | None = None

@@ -66,7 +66,7 @@ class BlockTimes:
 
         A line needs two lengths: where they were not measured, blocks of the nearest number of rows stand for these.
         """
-        measured = self._nearest(rows)
+        measured = self._nearest(rows, lengths)
         points = [(length, median(times), len(times)) for length, times in measured.items()]
         weight = sum(count for _, _, count in points)
         x, y = (sum(point[axis] * point[2] for point in points) / weight for axis in (0, 1))
@@ -80,11 +80,15 @@ class BlockTimes:
             found.append(slowness * (count * taken + LINE * line) / (count + LINE))
         return found
 
-    def _nearest(self, rows: int) -> dict[int, deque[float]]:
-        """The measured seconds of each length, at the nearest number of rows of which two lengths were measured."""
+    def _nearest(self, rows: int, wanted: Sequence[int] = (-1,)) -> dict[int, deque[float]]:
+        """The measured seconds of each length: at this number of rows, if all that are wanted were measured there.
+
+        Else at the nearest number of rows of which two lengths were.
+        """
         lengths_of = Counter(count for count, _ in self._seconds)
         known = [count for count, own in lengths_of.items() if own > 1]
         nearest = min(known, key=lambda count: abs(count - bucket(rows)), default=bucket(rows))
+        nearest = bucket(rows) if self.measured(rows).issuperset(wanted) else nearest
         return {n: times for (count, n), times in self._seconds.items() if count == nearest}
 
 

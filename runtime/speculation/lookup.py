@@ -68,7 +68,7 @@ class Lookups:
     (`DecodingParams.timed`) have one length, that of the most tokens of all requests per second by the measured seconds
     of blocks; what is expected of a new text is what texts of greedy requests, or of the others, showed so far. It is
     chosen anew every `INTERVAL` blocks, since choosing takes time itself. All other requests' drafts go by their own
-    text and `costs` alone. A draft of 0 tokens is the auxiliary's where a request uses it.
+    text and `costs` alone. Where the length is 0, the auxiliary drafts instead, if the request uses it.
 
     Args:
         longest: longest draft, in tokens.
@@ -107,7 +107,7 @@ class Lookups:
             elif request.looked_up:
                 request.looked_up.found = []
         if timed:
-            length = self._common_length(requests, timed)
+            length = self._common_length(requests, timed, drafts)
             drafts = [_cut(draft, length) if row in timed else draft for row, draft in enumerate(drafts)]
         return drafts
 
@@ -174,18 +174,25 @@ class Lookups:
         known = np.array([*(self._kept.get(request.salt, []) if free else []), *request.prompt])
         return Text(np.append(known, np.zeros(request.max_tokens, np.int64)), len(known))
 
-    def _common_length(self, requests: Sequence[Request], texts: Mapping[int, Text]) -> int:
-        """The length of the drafts of texts, by row, that may follow the load and for which something was found."""
+    def _common_length(self, requests: Sequence[Request], texts: Mapping[int, Text], found: Sequence[Draft]) -> int:
+        """The length of the drafts of texts, by row, that may follow the load and for which something was found.
+
+        Args:
+            found: of each row; those of other rows keep their lengths, so that no block is shorter than the longest.
+        """
         self._blocks_left -= 1
         if self._blocks_left <= 0:
-            rows, drafted = len(requests), {row for row, one in enumerate(requests) if _auxiliary_length(one)}
-            # of blocks in which nothing is looked up, and in which it is, the auxiliary perhaps drafting for others
-            without, drafting = self._times[bool(drafted)], self._times[bool(drafted - texts.keys())]
-            needed = (without, 0), (drafting, min(FIRST, self._lengths[-1])), (drafting, int(drafting is not without))
-            for times, length in needed:  # a line needs two lengths
-                if length not in times.measured(rows):
+            rows, others = len(requests), {row for row, draft in enumerate(found) if draft and row not in texts}
+            fixed = max((len(found[row][0]) for row in others), default=0)
+            by_auxiliary = {row for row, one in enumerate(requests) if _auxiliary_length(one)} - others
+            # blocks in which nothing is looked up for the texts; and others, in which the auxiliary may draft as well
+            plain, looking_up = self._times[bool(by_auxiliary)], self._times[bool(by_auxiliary - texts.keys())]
+            second = int(looking_up is not plain)  # a line needs two lengths, of which `plain` may have the one
+            for times, length in ((plain, 0), (looking_up, min(FIRST, self._lengths[-1])), (looking_up, second)):
+                if max(length, fixed) not in times.measured(rows):
                     return length
-            costs = without.expected(rows, [0]) + drafting.expected(rows, self._lengths[1:])
+            costs = plain.expected(rows, [fixed])
+            costs += looking_up.expected(rows, [max(length, fixed) for length in self._lengths[1:]])
             by_row = [texts.get(row) for row in range(rows)]
             self._length, self._blocks_left = self._best(requests, by_row, costs), INTERVAL
         self._skipped = 0 if self._length else self._skipped + 1

@@ -5,7 +5,7 @@ what was measured in one run can be compared with what was measured in another. 
 measured.
 
 A search goes by the figures themselves, so what it finds may owe something to luck. `decide` therefore compares each
-method's best setting with the pair's present default, on texts that no search has seen.
+method's best setting with the pair's present default, on prompts that no search has seen.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def search(llm: LLM, examples: Sequence[Example], base: DecodingParams, quality_
 def decide(
     llm: LLM, examples: Sequence[Example], base: DecodingParams, settings: Sequence[dict[str, Any]], quality_loss: float
 ) -> tuple[list[Point], Point, str]:
-    """Choose between the present default and settings that were found, on texts that no search has seen.
+    """Choose between the present default and settings that were found, on prompts that no search has seen.
 
     A setting that keeps the quality replaces another one if it leads by more than twice the standard error, or if the
     other one does not keep the quality. Lossless methods are compared first: what keeps the target's distribution needs

@@ -245,7 +245,8 @@ function width(body) {
   const of = (name) => body[name] ?? model.mtad.parameters[name].default;
   const { form } = model.mtad.methods[of("method")];
   if (form !== "branches") return form === "beams" ? of("beam_width") : 1;
-  return of("branching").reduce((product, children) => product * children, 1);
+  const branching = of("branching"); // what is no list is for the server to judge
+  return Array.isArray(branching) ? branching.reduce((product, children) => product * children, 1) : 1;
 }
 
 /** One answer: its tokens in a <pre>, and its figures. */
@@ -515,6 +516,7 @@ async function converse(signal) {
   const text = at("message").value, asked = said("user", text), place = said("assistant");
   const answer = new Answer(made("pre", "", "answer")), figures = made("p", "", "figures");
   const given = parameters(), system = at("system").value.trim(), talk = conversation; // until it is forgotten
+  const before = left;
   answer.pre.tabIndex = 0;
   answer.begin(width(given));
   place.append(answer.pre, figures);
@@ -547,6 +549,10 @@ async function converse(signal) {
       asked.remove();
       place.remove();
       at("message").value = text;
+      if (talk === conversation) { // what was left out for it is sent again
+        left = before;
+        if (!left) at("log").querySelector(".note")?.remove();
+      }
     }
   }
   const room = model.mtad.max_prompt_and_new_tokens; // the next answer is to have a quarter of it

@@ -68,7 +68,7 @@ TUNE = "tune PAIR --prompts prompts.jsonl --threads 1 --method mtad"
         (f"{TUNE} --params {{", "argument --params:"),
         (f"{TUNE} --params '{{\"beam_width\": 2}}'", "--params"),
         (f"{TUNE} --prompts /no/such/file", "--prompts"),
-        (f"{TUNE} --prompts one.jsonl", "--prompts"),  # no error could be given for a single prompt
+        (f"{TUNE} --prompts few.jsonl", "--prompts"),  # no error could be given for a single one of a half
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(
@@ -84,7 +84,7 @@ def test_a_mistake_is_named_and_nothing_is_written(
     for folder in ("empty", "any"):
         Path(folder).mkdir()
     Path("any", "pair.json").write_text("{}")
-    for file, count in (("one", 1), ("prompts", 3)):
+    for file, count in (("few", 3), ("prompts", 4)):
         Path(f"{file}.jsonl").write_text(f"{json.dumps({'prompt': 'SELECT'})}\n" * count)
     names = dict(zip(("TARGET", "AUXILIARY"), map(str, checkpoints), strict=True))
     names |= {"PAIR": str(pair_folders("torch")), "LONG": "word " * 500}

@@ -72,10 +72,12 @@ def test_a_broken_character_behind_a_whole_one_breaks_no_text() -> None:
     """With byte fallback all bytes in a row are decoded at once, and none is a character if one is not."""
     tokenizer = make_other_tokenizer().backend_tokenizer
     whole = [f"<0x{byte:02X}>" for byte in "😀".encode()]
-    [word] = tokenizer.encode("self", add_special_tokens=False).tokens[:1]
+    word = max((one for one in tokenizer.get_vocab() if one.startswith("▁")), key=len)
     request, texts, _ = run(tokenizer, pieces(tokenizer, word, *whole, *whole[:2], word, word), eos=2)
-    assert texts[4] == word[1:] + "😀"
+    assert texts[4] == word[1:].replace("▁", " ") + "😀"
     assert request.text == texts[4] + 2 * "\ufffd" + 2 * word.replace("▁", " ")
+    silent = pieces(tokenizer, word, *20 * ["</s>"], word)
+    assert run(tokenizer, silent, eos=2, ignore_eos=True)[0].text == tokenizer.decode(silent), "with its space"
 
 
 def test_tokens_that_never_become_a_character_are_shown_and_cost_what_others_do(

@@ -15,6 +15,7 @@ import pytest
 
 from mtad.params import DecodingParams
 from runtime.scheduler.request import Request
+from runtime.speculation.block_times import BlockTimes
 from runtime.speculation.lengths import DraftCosts
 from runtime.speculation.lookup import Lookups
 from runtime.speculation.planner import Planner
@@ -49,18 +50,19 @@ def decode(
     rows: int = 2,
     blocks: int = 1500,
     change: float = 0.0,
-    drafts: Sequence[str] = ("lookup",),
+    drafts: Sequence[str | DecodingParams] = ("lookup",),
     **params: object,
 ) -> tuple[float, float, list[int]]:
     """Simulated seconds, the same without drafts, and the lengths of what was looked up, of greedy texts.
 
     Args:
         change: seconds that a block takes longer if the one before it had a draft of another length.
-        drafts: of each row, in turn. Of the auxiliary's tokens `RATE` are accepted, and each of its levels takes
-            `LEVEL` times as long as a block without drafts.
+        drafts: of each row, in turn, or all of its parameters. Of the auxiliary's tokens `RATE` are accepted, and each
+            of its levels takes `LEVEL` times as long as a block without drafts.
     """
     lookups, planner, clock, longest = Lookups(16), Planner(16), 0.0, list[int]()
-    own = [DecodingParams.from_dict({"draft": draft, "max_tokens": 30_000, **params}) for draft in drafts]
+    shared = {"max_tokens": 30_000, **params}
+    own = [DecodingParams.from_dict({"draft": one, **shared}) if isinstance(one, str) else one for one in drafts]
     chances = [random.Random(row) for row in range(rows)]
     texts = [
         Request(row, [chances[row].randrange(6) for _ in range(120)], own[row % len(own)], 1) for row in range(rows)
@@ -138,6 +140,23 @@ def test_what_is_looked_up_beside_a_request_that_the_auxiliary_drafts_for_stops_
 ) -> None:
     seconds, plain, _ = decode(rambles, cost, 4, 600, drafts=["model", "lookup", "lookup", "lookup"])
     assert seconds < 1.06 * plain
+
+
+def test_a_draft_of_a_fixed_length_beside_it_keeps_no_request_from_its_own() -> None:
+    """One that looks up 4 tokens whatever they give, beside one that may look up, or have the auxiliary draft."""
+    fixed = DecodingParams(draft="lookup", draft_len=4, max_tokens=30_000, temperature=0.0)
+    _, _, lengths = decode(repeats, gpu, 2, 300, drafts=["lookup+model", fixed], temperature=0.0)
+    assert max(lengths) > 8
+
+
+def test_one_request_after_many_goes_by_its_own_blocks() -> None:
+    """At eight rows drafts of all lengths were measured, and at one only those that one request ran."""
+    times = BlockTimes()
+    for _ in range(6):
+        for rows, length, seconds in ((8, 0, 8.0), (8, 4, 9.0), (1, 0, 1.0)):
+            for _ in range(6):
+                times.add(rows, length, seconds)
+    assert times.expected(1, [0])[0] == pytest.approx(1.0, rel=0.2)
 
 
 def test_with_a_seed_drafts_follow_the_text_alone() -> None:

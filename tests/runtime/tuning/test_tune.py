@@ -265,7 +265,7 @@ def tune(run: Run, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     small = {"draft_len": (4, 2), "beam_width": (4,), "accept_threshold": (1.0,), "draft_confidence": (0.0,)}
     monkeypatch.setattr(tuning, "GRID", small)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": example.prompt}) + "\n" for example in EXAMPLES[:3]))
+    prompts.write_text("".join(json.dumps({"prompt": example.prompt}) + "\n" for example in EXAMPLES[:4]))
 
     own = [pair, "--prompts", prompts, "--threads", 1, "--params", '{"max_tokens": 6}', "--method", "mtad"]
     return functools.partial(run, "tune", *own)
@@ -298,5 +298,5 @@ def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothi
     values = read_json(pair, "pair.json")
     assert (values["defaults"], values["tuned"]) == (EXPORTED, {"max_tokens": 6, **tuned})
     report = values["tuning"]
-    assert (report["quality_loss"], report["prompts"]) == (0, 3)
+    assert (report["quality_loss"], report["prompts"]) == (0, 4)
     assert len(report["figures"]) == 2 + 2, "those of the search, and those that were compared"
