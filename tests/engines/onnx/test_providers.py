@@ -97,7 +97,7 @@ def test_an_operator_without_a_kernel_is_refused_and_named(folder: Path, monkeyp
 @pytest.mark.usefixtures("gpu")
 def test_an_onnx_runtime_without_the_provider_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
-    with pytest.raises(InvalidInput, match=r"no CUDAExecutionProvider; .*onnxruntime-gpu, which the extra cuda names"):
+    with pytest.raises(InvalidInput, match=r"no CUDAExecutionProvider; install the extra cuda, .*onnxruntime-gpu"):
         check_cuda()
 
 
