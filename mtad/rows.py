@@ -54,6 +54,7 @@ def stack_rows(params: Sequence[DecodingParams], vocab_size: int) -> npt.NDArray
 
 
 def _record(p: DecodingParams, vocab_size: int) -> tuple[object, ...]:
+    """A row's values in the order of `_FIELDS`."""
     rule = p.spec.rule
     return (
         p.temperature or 1.0,

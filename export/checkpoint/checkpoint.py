@@ -116,10 +116,9 @@ class Checkpoint:
         return model.eval()
 
     def _loaded(self, dtype: torch.dtype | str) -> PreTrainedModel:
-        given = {
-            **opening(self.file),
-            **({"config": self.config} if self.file else {}),
-        }  # which `find._complete` completed
+        given = opening(self.file)
+        if self.file:  # `find` has completed what transformers reads of it
+            given["config"] = self.config
         if self.file and hasattr(transformers, "GgufConfig"):  # not in transformers 4
             given["quantization_config"] = transformers.GgufConfig(dequantize=True)
         elif getattr(self.config, "quantization_config", None):

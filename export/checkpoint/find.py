@@ -14,7 +14,6 @@ import torch
 import transformers
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from export.checkpoint.checkpoint import WEIGHTS, Checkpoint, opening
 from export.checkpoint.packed import Packing
@@ -98,6 +97,7 @@ def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -
 def _complete(config: PretrainedConfig, file: Path) -> None:
     """Add what transformers leaves out of a GGUF file: Llama 3's scaled positions, and the token that ends a turn."""
     from gguf import GGUFReader
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     read = GGUFReader(file)
     ropes = {tensor.name: torch.tensor(tensor.data) for tensor in read.tensors if tensor.name.startswith("rope_f")}

@@ -58,10 +58,9 @@ class Packing(NamedTuple):
         form = {"awq": described.get("version", "gemm"), "gptq": described.get("checkpoint_format", "gptq")}.get(method)
         if method == "compressed-tensors":
             first, *others = described["config_groups"].values()
-            weights, form = (
-                first["weights"],
-                "transforms" if described.get("transform_config") else described.get("format"),
-            )
+            weights, form = first["weights"], described.get("format")
+            if described.get("transform_config"):
+                form = "transforms"
             if first.get("input_activations") or any(other["weights"] != weights for other in others):
                 form = "several schemes, or quantized activations"
         bits = weights["num_bits"]

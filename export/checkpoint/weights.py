@@ -73,15 +73,13 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
     packed = {} if packing is None else stored_packed(folder, packing)
     body, shapes = model.base_model_prefix + ".", {name: tensor.shape for name, tensor in model.state_dict().items()}
     for names in (*parameter_names(model).values(), *([name] for name in stored_buffers(model))):
-        found = [
-            n for name in names for n in dict.fromkeys((name, name.removeprefix(body))) if n in files or n in packed
-        ]
+        both = dict.fromkeys(n for name in names for n in (name, name.removeprefix(body)))
+        found = [name for name in both if name in files or name in packed]
         if not found or (found[0] not in packed and files[found[0]][1] != tuple(shapes[names[0]])):
             return None
-        if any(
-            {n, found[0]} & packed.keys() or not torch.equal(_read(files, n), _read(files, found[0])) for n in found[1:]
-        ):
-            raise ValueError(f"{found[1]} is not {found[0]}; set tie_word_embeddings to false in its config.json")
+        for other in found[1:]:
+            if {other, found[0]} & packed.keys() or not torch.equal(_read(files, other), _read(files, found[0])):
+                raise ValueError(f"{other} is not {found[0]}; set tie_word_embeddings to false in its config.json")
         stored |= dict.fromkeys(names, found[0])
 
     def read(name: str) -> Tensor:

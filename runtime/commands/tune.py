@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ def main() -> None:
     examples = read_prompts(options.prompts)
     if len(examples) < 4:
         raise InvalidInput("prompts", str(options.prompts), "give at least four prompts")
+    random.Random(0).shuffle(examples)  # a file may be in an order; one half is searched with, the other compared
 
     from runtime.llm import LLM
     from runtime.pair import read_description, write_tuning
