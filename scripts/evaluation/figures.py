@@ -22,6 +22,8 @@ from scripts.evaluation.answers import Answer
 Floats = npt.NDArray[np.float64]
 OF_SELF_BLEU = 4
 """Answers per prompt that self-BLEU compares."""
+BEGINNING = 32
+"""Tokens of each text that distinct-2 and self-BLEU look at, because both depend on how long texts are."""
 TRIES = (1, 8)
 """k of pass@k."""
 
@@ -87,8 +89,8 @@ def figures_of(prompts: Sequence[Sequence[Answer]], right: Sequence[Sequence[boo
             lambda one: (one.passes - one.thinking_passes) * thought(one),
         ),
         "perplexity": sums(lambda one: one.nll or 0.0, lambda one: one.nll is not None, exponential=True),
-        "distinct_2": sums(lambda one: distinct(one.tokens, 2) or 0.0, lambda one: count(one) > 1),
-        "self_bleu": _mean([self_bleu([one.tokens for one in own[:OF_SELF_BLEU]]) for own in prompts]),
+        "distinct_2": sums(lambda one: distinct(one.tokens[:BEGINNING], 2) or 0.0, lambda one: count(one) > 1),
+        "self_bleu": _mean([self_bleu([one.tokens[:BEGINNING] for one in own[:OF_SELF_BLEU]]) for own in prompts]),
         "tokens": sums(count, lambda _: 1.0),
         "joules_per_token": sums(lambda one: one.joules or 0.0, metered),
     }

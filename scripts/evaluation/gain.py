@@ -3,9 +3,10 @@
 A lower temperature makes text likelier, less diverse and easier to draft without any loss: each point of the curve of
 `block` is the target's own law at one temperature. So a method has gained only what it has beyond that curve.
 
-* Open-ended text: the method is compared at the temperature of equal perplexity, and at that of equal distinct-2; the
-  smaller gain is its gain. It *holds* if one temperature of `block` is neither likelier nor more diverse: that of equal
-  perplexity must not be above that of equal distinct-2, by two standard errors.
+* Open-ended text: the method is compared at the temperatures of equal perplexity, of equal distinct-2 and of equal
+  self-BLEU; the smallest gain is its gain. It *holds* if one temperature of `block` is neither likelier nor more
+  diverse, within a text and between the answers to a prompt: the temperature of equal perplexity must not be above that
+  of equal distinct-2 or of equal self-BLEU, by two standard errors.
 * Verified answers: it is compared with the fastest temperature at which `block` has at least its pass@1. It holds if it
   is shown, at a level of 5 %, to be not more than a point below lossless decoding of its own kind (`greedy` at
   temperature 0, else `block`) in pass@1 and in pass@8.
@@ -34,6 +35,8 @@ Figures = Mapping[str, Figure]
 DRAFTED = ("method", "draft_len", "beam_width", "branching", "draft_confidence")
 """Parameters that a lossless method's law does not depend on."""
 SPEEDS = ("tokens_per_pass", "tokens_per_second")
+QUALITIES = {"perplexity": np.log, "distinct_2": np.asarray, "self_bleu": np.negative}
+"""Of open-ended text, those that are held equal, on scales that rise with the temperature."""
 MARGIN = 0.01
 """How much lower pass@k may be."""
 LEVEL, ONE_SIDED = 0.05, 1.645
@@ -64,7 +67,7 @@ def gains(settings: Sequence[Setting], tables: Mapping[str, Figures], seed: int 
 
     Returns:
         by label: `at`, by the quality that is held equal, the `temperature` of the curve and by speed the gain, or None
-        for no match; `gain`, by speed, the smaller one or None; `pass`, by k, `yes`, `no` or `open`; `holds`; whether
+        for no match; `gain`, by speed, the smallest one or None; `pass`, by k, `yes`, `no` or `open`; `holds`; whether
         it is the `control`. Values have `value` and `error`.
     """
     points = {curve_label(t): t for t in TEMPERATURES if curve_label(t) in tables}
@@ -81,7 +84,7 @@ def gains(settings: Sequence[Setting], tables: Mapping[str, Figures], seed: int 
             continue
         own = tables[setting.label]
         at: dict[str, Any] = {}
-        for quality in ("pass@1",) if verified else ("perplexity", "distinct_2"):
+        for quality in ("pass@1",) if verified else QUALITIES:
             fits = _fits(grid, _known(grid, setting, block), quality, own, curve, weights)
             at[quality] = None if fits is None else _gain_where(grid, fits, own, speeds, weights)
         gain = {name: _smaller([one and one[name] for one in at.values()]) for name in SPEEDS}
@@ -115,7 +118,7 @@ def _fits(
         near = np.abs(grid.at - known)
         exact: npt.NDArray[np.bool_] = (near == near.min())[:, None]
         return exact
-    scale = np.log if quality == "perplexity" else np.asarray
+    scale = QUALITIES.get(quality, np.asarray)
     values, points = own[quality].over(weights), np.stack([point[quality].over(weights) for point in curve])
     return matching(grid, scale(values), scale(points), at_least=quality == "pass@1")
 
@@ -167,8 +170,9 @@ def _smaller(gains: Sequence[dict[str, float] | None]) -> dict[str, float] | Non
 
 
 def _one_temperature(at: Mapping[str, Any]) -> bool:
-    """Whether the temperature of equal perplexity is not clearly above that of equal distinct-2."""
-    return not _beyond(at["perplexity"]["temperature"] - at["distinct_2"]["temperature"])
+    """Whether the temperature of equal perplexity is not clearly above that of equal diversity, by either measure."""
+    gaps = (at["perplexity"]["temperature"] - at[name]["temperature"] for name in ("distinct_2", "self_bleu"))
+    return not any(map(_beyond, gaps))
 
 
 def _not_inferior(own: Figure, base: Figure, weights: Floats) -> str:

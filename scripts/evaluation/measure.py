@@ -62,8 +62,9 @@ class Writers:
     def write(self, setting: Setting, prompts: Sequence[Ids], seeds: Sequence[int], timed: bool) -> list[Answer]:
         """Answers to prompts, each with its seed, decoded at once; `timed` for a single one, to say what it took."""
         llm = self._auxiliary if setting.alone else self.llm
-        both = [(prompt, replace(setting.params, seed=seed)) for prompt, seed in zip(prompts, seeds, strict=True)]
-        requests = [request for prompt, params in both for request in llm.requests(prompt, params)]
+        follows = setting.params.follows_load  # as users have it; with a seed, such drafts do not look at the clock
+        both = [(prompt, None if follows else seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        requests = [one for prompt, seed in both for one in llm.requests(prompt, replace(setting.params, seed=seed))]
         self.meter.begin()
         results, seconds = answer(llm, requests)
         joules = self.meter.end()

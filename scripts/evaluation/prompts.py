@@ -28,7 +28,7 @@ DEMO = {
     "sql-thinking": ("test", "sql"),
 }
 """The demo's sets: split and kind."""
-DEVELOPMENT = 12
+DEVELOPMENT = 24
 """Prompts that drafts are chosen on."""
 FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Where a completed function ends (HumanEval, Chen et al. 2021)."""

@@ -17,8 +17,9 @@ from mtad.methods import METHODS
 from mtad.params import DecodingParams
 
 DEFAULT = (
-    "sample,block-again,speculative,block:temperature=0,budget,budget:divergence=0.2,mtad,mtad:accept_threshold=0.1,"
-    "mtad:temperature=0,mmtad,mmtad:accept_threshold=0.1,mmtad_sample,mmtad_sample:accept_threshold=0.1"
+    "sample,block-again,block:draft_len=auto,speculative,block:temperature=0,budget,budget:divergence=0.2,mtad,"
+    "mtad:accept_threshold=0.1,mtad:temperature=0,mmtad,mmtad:accept_threshold=0.1,mmtad_sample,"
+    "mmtad_sample:accept_threshold=0.1"
 )
 PAPER = DecodingParams(method="mtad", draft_len=4, beam_width=4, top_k=10, top_p=0.9)
 """Parameters of the paper's experiments."""

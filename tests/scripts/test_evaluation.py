@@ -75,13 +75,19 @@ def test_the_curve_has_the_temperatures_that_are_asked_for_and_the_control_all_b
             every_setting("mtad", 128, (), wrong)
 
 
-def answers(nll: float, passes: int, distinct: float = 0.5, right: float | None = None) -> dict[str, Figure]:
-    """Figures of 40 tokens per text, of which `distinct` pairs differ; prompts are of their own difficulty."""
+def answers(nll: float, passes: int, distinct: float = 0.5, alike: float | None = None) -> dict[str, Figure]:
+    """Figures of two texts per prompt, which are of their own difficulty.
+
+    Args:
+        distinct: share of a text's pairs that differ.
+        alike: share of the second text's tokens that the first one has (default: 1 - `distinct`).
+    """
     rng = np.random.default_rng(0)
-    different = max(2, round(40 * distinct))
-    tokens = [min(at, different) for at in range(40)]
-    written = [[Answer(tokens, "", passes, nll + 0.3 * rng.normal(), passes / 10)] for _ in range(PROMPTS)]
-    return figures_of(written, None if right is None else [[n < round(right * PROMPTS)] for n in range(PROMPTS)])
+    different, same = max(2, round(32 * distinct)), round(32 * (1 - distinct if alike is None else alike))
+    first = [min(at, different) for at in range(32)]
+    texts = first, [token if at < same else token + 100 for at, token in enumerate(first)]
+    nlls = nll + 0.3 * rng.normal(size=PROMPTS)
+    return figures_of([[Answer(own, "", passes, one, passes / 10) for own in texts] for one in nlls], None)
 
 
 def gained(make: Callable[[float], dict[str, Figure]], others: dict[str, dict[str, Figure]]) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def gained(make: Callable[[float], dict[str, Figure]], others: dict[str, dict[st
     return gains([replace(SETTINGS.get(label, SETTINGS["mtad"]), label=label) for label in tables], tables)
 
 
-def test_a_method_is_divided_by_block_at_the_temperature_of_equal_perplexity_and_distinct_2() -> None:
+def test_a_method_is_divided_by_block_at_the_temperature_of_equal_quality() -> None:
     """The curve has 20 passes at any temperature, and the method 10 at the figures of temperature 0.5."""
     found = gained(lambda t: answers(1 + t, 20, 0.3 + 0.5 * t), {"mtad": answers(1.5, 10, 0.55)})["mtad"]
     for own in found["at"].values():
@@ -123,6 +129,27 @@ def test_what_is_both_less_likely_and_less_diverse_than_block_does_not_hold() ->
     assert control_failed(found)
     found = gained(curve, {control: answers(1.4, 0, 0.75)})
     assert not control_failed(found)
+
+
+def test_a_method_whose_answers_to_one_prompt_are_too_much_alike_does_not_hold() -> None:
+    """As likely and as diverse within each text as temperature 0.5; between texts it is as diverse as 0.5, and 0.25."""
+
+    def curve(t: float) -> dict[str, Figure]:
+        return answers(1 + t, 20, 0.3 + 0.5 * t, 0.9 - 0.8 * t)
+
+    found = gained(curve, {"mtad": answers(1.5, 10, 0.55, 0.5), "alike": answers(1.5, 10, 0.55, 0.7)})
+    assert found["mtad"]["holds"]
+    assert found["alike"]["at"]["self_bleu"]["temperature"]["value"] == pytest.approx(0.25, abs=0.03)
+    assert not found["alike"]["holds"]
+
+
+def test_diversity_is_measured_on_beginnings_of_one_length() -> None:
+    """A text that goes on, repeating itself, is no less diverse for it."""
+    short = list(range(32)), list(range(1, 33))
+    own = figures_of([[Answer(one, "", 1, 1.0) for one in short]], None)
+    longer = figures_of([[Answer([*one, *[7] * 50], "", 1, 1.0) for one in short]], None)
+    for name in ("distinct_2", "self_bleu"):
+        assert own[name].with_error()["value"] == longer[name].with_error()["value"]
 
 
 def test_a_lossless_method_is_compared_at_its_own_temperature_unless_its_filters_differ() -> None:
