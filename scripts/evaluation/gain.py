@@ -32,7 +32,7 @@ from scripts.evaluation.settings import BLOCK, GREEDY, TEMPERATURES, Setting, cu
 
 Figures = Mapping[str, Figure]
 
-DRAFTED = ("method", "draft_len", "beam_width", "branching", "draft_confidence")
+DRAFTED = ("method", "draft", "draft_len", "beam_width", "branching", "draft_confidence")
 """Parameters that a lossless method's law does not depend on."""
 SPEEDS = ("tokens_per_pass", "tokens_per_second")
 QUALITIES = {"perplexity": np.log, "distinct_2": np.asarray, "self_bleu": np.negative}

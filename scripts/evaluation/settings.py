@@ -37,7 +37,8 @@ DRAFTS: dict[str, tuple[Any, ...]] = {
     "branching": ((2, 1, 1, 1), (2, 2, 1, 1), (4, 2, 1, 1), (2, 2, 2, 1, 1, 1)),
 }
 """Values that are tried."""
-LONGEST, WIDEST = 8, 8
+LONGEST, WIDEST = 16, 8
+"""Of all drafts; automatic ones may be as long as they are by default."""
 
 
 @dataclass(frozen=True)
