@@ -20,7 +20,7 @@ Errors are from a bootstrap over prompts, all settings and all answers to a prom
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -35,7 +35,11 @@ Figures = Mapping[str, Figure]
 DRAFTED = ("method", "draft", "draft_len", "beam_width", "branching", "draft_confidence")
 """Parameters that a lossless method's law does not depend on."""
 SPEEDS = ("tokens_per_pass", "tokens_per_second")
-QUALITIES = {"perplexity": np.log, "distinct_2": np.asarray, "self_bleu": np.negative}
+QUALITIES: dict[str, Callable[[Floats], Floats]] = {
+    "perplexity": np.log,
+    "distinct_2": np.asarray,
+    "self_bleu": np.negative,
+}
 """Of open-ended text, those that are held equal, on scales that rise with the temperature."""
 MARGIN = 0.01
 """How much lower pass@k may be."""
