@@ -28,7 +28,7 @@ def read_prompts(path: Path) -> list[Example]:
         InvalidInput: unreadable, empty, a line is no JSON object with a non-empty text `prompt`, or some lack `answer`.
     """
     found = []
-    for number, line in enumerate(read_text("prompts", path).splitlines(), 1):
+    for number, line in enumerate(read_text("prompts", path).split("\n"), 1):
         if not line.strip():
             continue
         where = f"prompts line {number}"

@@ -38,7 +38,7 @@ def export_pair(
         VerificationFailed: an engine does not compute what its checkpoint computes; nothing is left behind.
     """
     plan = plan_pair(options, progress)
-    folder = folder.absolute()
+    folder = folder.resolve()  # through links: what they lead to is replaced, and they stay
     if not check_folder(folder, plan, overwrite):
         return False
     new = [model.name for model, spec, _ in plan.engines if engine_differs(folder / model.name, spec)]

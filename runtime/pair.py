@@ -167,7 +167,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         vocab_size=vocab_size,
         eos=target.eos_token_ids,
         weights=sum(weights.values()),
-        defaults=_read_defaults(values["defaults"] | values["tuned"]),
+        defaults=read_defaults(values["defaults"] | values["tuned"]),
         costs=costs,
         runs_on=runs_on,
     )
@@ -206,7 +206,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     return values
 
 
-def _read_defaults(values: dict[str, Any]) -> DecodingParams:
+def read_defaults(values: dict[str, Any]) -> DecodingParams:
     """Defaults of a pair.json; where it names a method that has left, the package's default takes its place."""
     if (method := str(values.get("method"))) in REMOVED:
         default, own = DecodingParams.method, ("method", "accept_threshold", "draft_confidence")
@@ -229,7 +229,7 @@ def store_costs(folder: Path) -> None:
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"costs": asdict(costs)})
 
 
-def write_tuning(folder: Path | str, tuned: dict[str, Any], report: dict[str, Any]) -> None:
+def write_tuning(folder: Path, tuned: dict[str, Any], report: dict[str, Any]) -> None:
     """Let tuned parameters lie over the defaults that a pair was exported with, and keep what led to them beside.
 
     `pair.json` is replaced in one step: whoever reads it meanwhile sees the old file or the new one. A tuning before
@@ -238,7 +238,6 @@ def write_tuning(folder: Path | str, tuned: dict[str, Any], report: dict[str, An
     Raises:
         InvalidInput: not a pair folder, it cannot be written, or the parameters are not usable.
     """
-    folder = Path(folder)
     DecodingParams.from_dict(read_description(folder)["defaults"] | tuned)
     values = read_json(folder, "pair.json") | {"tuned": tuned, "tuning": report}
     try:

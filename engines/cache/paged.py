@@ -119,8 +119,7 @@ class PageCache(KvCache):
 
     def copy(self, source: int, to: int, columns: int) -> None:
         if source != to:
-            self.table.adopt(to, 0, self.table.pages_of(source, 0, columns)[: int(self.table.owned[source])])
-            self._show(to)
+            self._adopt(to, 0, self.table.pages_of(source, 0, columns)[: int(self.table.owned[source])], ())
 
     def clear(self, row: int, start: int = 0) -> None:
         if self._discards:

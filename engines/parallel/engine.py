@@ -6,6 +6,7 @@ is nothing that ranks could decide differently, and it does not matter whether t
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import transformers
@@ -40,6 +42,8 @@ class ParallelEngine(Engine):
         spec: of rank 0's shard: `kv_heads` are those that a rank has.
         weights: bytes of rank 0's shard.
     """
+
+    opened: ClassVar[bool] = False  # in this process
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker.engine.spec, ParallelCache(worker))
@@ -73,6 +77,8 @@ class ParallelCache(KvCache):
         return self._own.device
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
+        if self._worker.failed is not None:  # which no request is blamed for: the loop ends
+            raise self._worker.failed
         return self._own.fits(spans)
 
     def prefix_cache(self, tokens: int) -> PrefixCache:
@@ -138,6 +144,7 @@ def open_parallel(folder: Path, spec: EngineSpec, ranks: int, placement: Placeme
     check_ranks(ranks, placement.device)
     check_plan(folder, spec, ranks)
     dist.init_process_group(timeout=TIMEOUT)
+    ParallelEngine.opened = True
     opened = folder.resolve(), spec, placement
     broadcast(opened)
     with refused_as("tensor_parallel", ranks, f"transformers {transformers.__version__} cannot shard the target"):
@@ -152,8 +159,8 @@ def check_ranks(ranks: int, device: str) -> None:
     if started != ranks:
         remedy = f"start the command with torchrun --nproc-per-node {ranks} --no-python"
         raise InvalidInput("tensor_parallel", ranks, f"torchrun has started {started} ranks; {remedy}")
-    if dist.is_initialized():
-        problem = "torch.distributed is already in use in this process; open one tensor-parallel pair at a time"
+    if dist.is_initialized() or ParallelEngine.opened:  # ranks that have ended do not come back
+        problem = "torch.distributed is in use, or was: a process opens one tensor-parallel pair, once"
         raise InvalidInput("tensor_parallel", ranks, problem)
     imported("accelerate", "tensor_parallel", ranks, "the extra gpu installs it")
     accelerator = torch.accelerator.current_accelerator()
@@ -176,8 +183,9 @@ def check_plan(folder: Path, spec: EngineSpec, ranks: int) -> None:
     if not config.base_model_tp_plan:
         problem = f"transformers {transformers.__version__} has no tensor-parallel plan for {spec.architecture}"
         raise InvalidInput("tensor_parallel", ranks, f"{problem}; leave it out")
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        if (count := getattr(config, name, ranks)) % ranks:
+    layers = getattr(config, "per_layer_config", [config])  # which transformers 4 does not have
+    for layer, name in itertools.product(layers, ("num_attention_heads", "num_key_value_heads")):
+        if (count := getattr(layer, name, ranks)) % ranks:
             problem = f"{spec.architecture}'s {name}, {count}, cannot be divided by it"
             raise InvalidInput("tensor_parallel", ranks, problem)
 

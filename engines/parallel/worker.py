@@ -21,7 +21,7 @@ from engines.placement import Placement
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.hook import cache_shape
 from engines.quiet import quiet_transformers
-from mtad.errors import Failed
+from mtad.errors import Failed, first_line
 
 dist: Any = torch.distributed
 """Some builds of torch have none of it."""
@@ -92,7 +92,7 @@ class Worker:
             broadcast((name, *(x.to("cpu", copy=True) if isinstance(x, Tensor) else x for x in arguments)))
             return self.call(name, *arguments)
         except BaseException as error:  # also where it was interrupted: the others wait inside the call
-            problem = f"tensor parallelism: a call on all ranks failed on rank 0 with {type(error).__name__}"
+            problem = f"tensor parallelism: a call on all ranks failed on rank 0 ({first_line(error)})"
             self.failed = RankFailed(f"{problem}; torchrun's report names the rank that failed first")
             raise self.failed from error
 

@@ -17,7 +17,7 @@ from engines.base import Engine, Step
 from engines.folder import open_engine
 from engines.placement import Placement
 from engines.prompts import read_prompts
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 
 REPORT = "quantization.json"
 TOKENS = 4096
@@ -54,7 +54,8 @@ def read_calibration(path: Path, readers: Mapping[str, PreTrainedTokenizerBase])
     except InvalidInput as error:
         raise InvalidInput("calibration", str(path), error.problem) from error
     whole = [x.prompt + (x.answer or "") for x in examples]
-    texts = {name: [list(own(text).input_ids) for text in whole] for name, own in readers.items()}
+    with refused_as("calibration", str(path), "a tokenizer cannot read it, as it cannot half of a surrogate pair"):
+        texts = {name: [list(own(text).input_ids) for text in whole] for name, own in readers.items()}
     if min(max(map(len, own)) for own in texts.values()) < 2:
         raise InvalidInput("calibration", str(path), "none of its lines has two tokens or more")
     return Calibration(path.name, path == NEUTRAL_TEXT, hashlib.sha256(path.read_bytes()).hexdigest(), texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,8 @@ def main() -> None:
         asyncio.run(template.render(hello))  # a pair that cannot chat is not opened
         engine = AsyncLLM(folder, config)
     if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # `input` edits a line with it
         print(HELP, file=sys.stderr)
     sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # no line takes others along
     asyncio.run(converse(engine, template, messages, DecodingParams.from_dict(given, engine.llm.pair.defaults)))
@@ -108,6 +111,6 @@ async def fitting_prompt(
 
 def _ask() -> str:
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "").strip()
     except EOFError:
         return ""

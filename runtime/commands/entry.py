@@ -84,8 +84,10 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             problem = str(InvalidInput(flag if known else error.field, error.value, error.problem))
             print(f"{Path(sys.argv[0]).stem}: error: {' '.join(problem.split())}", file=sys.stderr)
             sys.exit(2)
-        except Failed as error:
-            print(f"{Path(sys.argv[0]).stem}: failed: {error}", file=sys.stderr)
+        except BrokenPipeError:
+            raise  # a reader that has gone away; `mtad` ends quietly
+        except (Failed, OSError) as error:
+            print(f"{Path(sys.argv[0]).stem}: failed: {' '.join(str(error).split())}", file=sys.stderr)
             sys.exit(1)
         except KeyboardInterrupt:
             print(f"{Path(sys.argv[0]).stem}: interrupted", file=sys.stderr)
@@ -96,11 +98,6 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
 
 PLACEMENT = ("device", "threads", "provider", "compute", "kv_cache", "attention", "graphs")
 """Fields of `RuntimeConfig` that say where the engines run."""
-
-
-def _integers(text: str) -> tuple[int | str, ...]:
-    """Integers between commas; the configuration class refuses what is none."""
-    return tuple(int(part) if part.isdecimal() else part for part in text.split(","))
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -122,7 +119,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "int | Literal['auto']": {"type": _length, "metavar": "N"},
     "float": {"type": float, "metavar": "X"},
     "float | int": {"type": float, "metavar": "X"},
-    "tuple[int, ...]": {"type": _integers, "metavar": "N,N,..."},
+    "tuple[int, ...]": {"type": lambda text: tuple(map(_length, text.split(","))), "metavar": "N,N,..."},
     "tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
     "str | tuple[str, ...]": {"action": "append", "metavar": "TEXT"},
     "Path": {"type": Path, "metavar": "FILE"},

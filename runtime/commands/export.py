@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -10,11 +11,10 @@ from engines.kinds import FORMATS
 from export.options import ExportOptions
 from mtad.errors import InvalidInput
 from runtime.commands.entry import Parser, add_options, command, given_options, json_object
-from runtime.commands.pair_source import print_stage
+from runtime.commands.pair_source import EXPORT_OPTIONS, print_stage
 from runtime.commands.terminal import waiting
 
-OPTION_FIELDS: tuple[str, ...] = ("revision", "auxiliary_revision", "rows", "capacity", "precision")
-OPTION_FIELDS += ("auxiliary_precision", "calibration", "attention")
+OPTION_FIELDS = (*EXPORT_OPTIONS, "auxiliary_precision", "calibration", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
 WORKER = "tensorrt-llm-worker"
 """In the place of a format: no engines are made, but what TensorRT-LLM's own worker is started with."""
@@ -60,7 +60,7 @@ def main() -> None:
         from runtime.pair import store_costs
 
     if options.dry_run:
-        print(_dry_run(options.pair.absolute(), asked, options.overwrite))
+        print(_dry_run(options.pair.resolve(), asked, options.overwrite))
         return
 
     began = time.monotonic()
@@ -77,7 +77,8 @@ def main() -> None:
         if asked.measured and asked.calibration is None:
             print("quantization.json: measured on bundled texts; --calibration FILE takes yours", file=sys.stderr)
         where = ", where its GPU is" if FORMATS[asked.format].stored == "plan" else ""
-        print(f"next{where}: mtad generate {options.pair} '...', or mtad serve {options.pair}", file=sys.stderr)
+        pair = shlex.quote(str(options.pair))
+        print(f"next{where}: mtad generate {pair} '...', or mtad serve {pair}", file=sys.stderr)
     else:
         print("up to date; nothing was written", file=sys.stderr)
     print(options.pair)
@@ -106,10 +107,10 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
         raise InvalidInput("auxiliary", auxiliary, "its vocabulary is not the target's, which the worker needs")
     if folder.exists():
         raise InvalidInput("pair", str(folder), "exists already; give another name")
-    with write_folder(folder.absolute()) as temporary:
+    with write_folder(folder.resolve()) as temporary:
         (temporary / "worker.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     print(folder / "worker.yaml")
-    print(f"next: python -m runtime.tensorrt_llm {folder / 'worker.yaml'}", file=sys.stderr)
+    print(f"next: python -m runtime.tensorrt_llm {shlex.quote(str(folder / 'worker.yaml'))}", file=sys.stderr)
 
 
 def _dry_run(folder: Path, asked: ExportOptions, overwrite: bool) -> str:

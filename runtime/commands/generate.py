@@ -41,9 +41,10 @@ def main() -> None:
     DecodingParams.from_dict(given)  # bad parameters are refused before the engines are opened
     for name in {"top_logprobs", "prompt_logprobs", "draft_details"} & given.keys() if not options.json else ():
         print(f"{parser.prog}: warning: --{name.replace('_', '-')} has no effect without --json", file=sys.stderr)
+    prompts = [*options.prompt, *(read_text("file", path) for path in options.file)]
     folder = find_pair(options)
     check_room(folder, config, given.get("max_tokens"))
-    prompts = [*options.prompt, *(read_text("file", path) for path in options.file)] or [_read_standard_input()]
+    prompts = prompts or [_read_standard_input()]
 
     with waiting("opening the pair"):
         from runtime.async_llm import AsyncLLM
@@ -68,7 +69,7 @@ def main() -> None:
             print(json.dumps(result.to_dict(), ensure_ascii=False))
         else:
             print(f"--- {number} of {len(results)}\n{result.text}" if len(results) > 1 else result.text)
-    print_figures(results, params)
+    print_figures(results, params, llm.loop.totals)
 
 
 async def _stream(engine: AsyncLLM, prompt: str, params: DecodingParams) -> None:

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engines.base import EngineSpec
 from engines.folder import read_spec, vocabulary_hash
 from engines.memory import Memory
-from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
-from runtime.pair import open_tokenizer, read_description
+from runtime.pair import open_tokenizer, read_defaults, read_description
 
 
 def inspect(folder: Path) -> dict[str, Any]:
@@ -19,15 +19,15 @@ def inspect(folder: Path) -> dict[str, Any]:
     Raises:
         InvalidInput: it is damaged.
     """
-    return _pair(folder) if (folder / "pair.json").exists() else _engine(folder)
+    return _pair(folder) if (folder / "pair.json").exists() else _engine(folder, read_spec(folder))
 
 
 def _pair(folder: Path) -> dict[str, Any]:
     values = read_description(folder)
     vocabularies = {"target": values["vocabulary_hash"], "auxiliary": values["auxiliary_vocabulary_hash"]}
-    DecodingParams.from_dict(defaults := values["defaults"] | values["tuned"])
-    engines = {name: _engine(folder / name, vocabularies[name]) for name in values["engines"]}
-    specs = {name: read_spec(folder / name) for name in engines}
+    read_defaults(defaults := values["defaults"] | values["tuned"])
+    specs = {name: read_spec(folder / name) for name in values["engines"]}
+    engines = {name: _engine(folder / name, spec, vocabularies[name]) for name, spec in specs.items()}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
     weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
     config = RuntimeConfig()
@@ -45,8 +45,7 @@ def _pair(folder: Path) -> dict[str, Any]:
     }
 
 
-def _engine(folder: Path, vocabulary: str | None = None) -> dict[str, Any]:
-    spec = read_spec(folder)
+def _engine(folder: Path, spec: EngineSpec, vocabulary: str | None = None) -> dict[str, Any]:
     tokenizer = open_tokenizer(folder, vocabulary)
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     text = tokenizer.get_vocab()

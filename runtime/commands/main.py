@@ -42,7 +42,8 @@ def main() -> None:
         interrupted.append(number)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a script has it for what runs in its background
+        signal.signal(signal.SIGINT, interrupt)
     try:
         try:
             _run()

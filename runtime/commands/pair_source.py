@@ -85,7 +85,7 @@ def check_room(folder: Path, config: RuntimeConfig, max_tokens: int | None) -> N
         capacity = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))["capacity"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return  # opening the pair says what is wrong
-    if isinstance(capacity, int) and (max_tokens or 0) >= capacity - config.nodes:
+    if isinstance(capacity, int) and 0 < capacity - config.nodes <= (max_tokens or 0):
         problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
         raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
 
@@ -98,12 +98,10 @@ def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path
         from export.pair import export_pair
 
         quiet_transformers()
-    named = [source for source in (target, auxiliary) if source is not None]
-    sources = [str(Path(source).resolve()) if Path(source).exists() else source for source in named]
+    sources = [str(Path(s).resolve()) if Path(s).exists() else s for s in (target, auxiliary) if s is not None]
     digest = hashlib.sha256(json.dumps([sources, given], sort_keys=True).encode()).hexdigest()[:12]
     name = "+".join(re.sub(r"[^\w.-]+", "-", Path(source).name) for source in sources)
     folder = cache_folder() / "pairs" / f"{name}-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
 
     export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=print_stage)
     print(f"pair: {folder}", file=sys.stderr, flush=True)

@@ -61,7 +61,6 @@ def main() -> None:
     if not 0 <= options.port < 2**16:
         raise InvalidInput("port", options.port, "give 0 to 65535")
     config = RuntimeConfig(**given_options(options, RuntimeConfig))
-    folder = find_pair(options)
     keys = read_keys(options.api_key, options.api_key_file, os.environ.get(KEY_VARIABLE))
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for module in ("prometheus_client", "starlette", "uvicorn"):
@@ -72,6 +71,7 @@ def main() -> None:
         raise InvalidInput(*next(iter(replicas.items())), "only with --replicas")
     cluster = ClusterOptions(**replicas) if replicas else None
     limits = given_options(options, ServerOptions, LIMIT_FIELDS)
+    folder = find_pair(options)
     settings = ServerOptions(  # whatever is wrong is refused before an engine is opened or a process started
         model=options.model or folder.resolve().name,
         api_keys=keys,
@@ -128,7 +128,7 @@ def read_keys(given: list[str], file: Path | None, variable: str | None) -> tupl
     Raises:
         InvalidInput: the file cannot be read, or holds no key.
     """
-    found = [*given, *([variable] if variable else [])]
+    found = [*given, *([] if variable is None else [variable])]
     if file is not None:
         lines = [line.strip() for line in read_text("api-key-file", file).splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
     from runtime.prompts import Prompt
     from runtime.scheduler.request import Result
+    from runtime.scheduler.statistics import Counts
 
 DRAFTED, TARGET, FAINT, RESET = "\x1b[32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
 """Colours of text that was drafted, of the target's own tokens, and of figures."""
@@ -42,7 +43,7 @@ async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colou
         text += delta.text
     print(flush=True)
     result = await stream.result()
-    print_figures([result], params)
+    print_figures([result], params, result.statistics)
     return result.answer
 
 
@@ -55,10 +56,10 @@ def _coloured(text: str, at: int, starts: list[tuple[int, str]]) -> str:
     return shown + RESET if text else ""
 
 
-def print_figures(results: Sequence[Result], params: DecodingParams) -> None:
-    """Print what answers cost to standard error, and whether one of them was cut."""
+def print_figures(results: Sequence[Result], params: DecodingParams, spent: Counts) -> None:
+    """Print what answers cost, with the seconds of `spent`, to standard error, and whether one of them was cut."""
     taken = [result.statistics for result in results]
-    seconds = max(s.draft_seconds + s.score_seconds + s.commit_seconds for s in taken)
+    seconds = spent.draft_seconds + spent.score_seconds + spent.commit_seconds
     tokens, passes = sum(s.tokens for s in taken), sum(s.target_passes for s in taken)
     figures = f"{tokens / max(seconds, 1e-9):.0f} tokens/s, {tokens / max(passes, 1):.2f} tokens per pass"
     if cut := sum(result.finish_reason == "length" for result in results):

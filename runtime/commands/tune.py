@@ -61,7 +61,8 @@ def main() -> None:
     llm = LLM(options.pair, RuntimeConfig(prefix_tokens=0, **given_options(options, RuntimeConfig)))
     for base, example in itertools.product(bases, examples):
         largest = replace(base, draft_len=llm.config.max_draft_len, beam_width=max(GRID["beam_width"]))
-        llm.requests(example.prompt, largest)  # refuses what does not fit
+        for params in (largest, replace(base, **setting_of(llm.pair.defaults))):
+            llm.requests(example.prompt, params)  # refuses what does not fit
     tried = sum(sum(map(len, grid_of(base.method).values())) for base in bases)
     work = f"about {tried * len(examples)} answers of up to {bases[0].max_tokens} tokens, one at a time"
     print(f"{work}; the bars say how long each search takes", file=sys.stderr)
@@ -73,10 +74,10 @@ def main() -> None:
     print("\nThe present default and the best setting of each method, on the other half of the prompts:\n")
     print(table(compared), end="\n\n")
     changed = choice is not compared[0]
+    done = ("would keep", "would change to") if options.dry_run else ("kept", "changed to")
+    words = " ".join(f"{name}={value}" for name, value in choice.values.items())
+    print(f"{done[changed]} {words}: {reason}")
     if changed and not options.dry_run:
         figures = [{**point.values, **point.figures} for points in (*searched, compared) for point in points]
         report = {"quality_loss": allowed, "prompts": len(examples), "figures": figures}
         write_tuning(options.pair, {**given, **choice.values}, report)
-    done = ("would keep", "would change to") if options.dry_run else ("kept", "changed to")
-    words = " ".join(f"{name}={value}" for name, value in choice.values.items())
-    print(f"{done[changed]} {words}: {reason}")

@@ -54,7 +54,7 @@ def write_model(
         raise InvalidInput("pair", str(options.pair), "no such pair folder; mtad export writes them")
     if environment is not None and not Path(environment, "bin", "activate").is_file():
         raise InvalidInput("environment", environment, "not a virtual environment: bin/activate is missing")
-    repository, folder = repository.absolute(), repository.absolute() / name
+    repository, folder = repository.absolute(), (repository / name).resolve()
     if pair == folder or pair in folder.parents:
         raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
     if folder.exists() and not (overwrite and (folder / "1" / "model.yaml").is_file()):

@@ -148,6 +148,18 @@ class TestFolder:
         assert names(tmp_path) == {"pair"}
         assert open_pair(exported).target.spec.capacity == 192
 
+    def test_through_a_link_what_it_leads_to_is_replaced(
+        self, export: Callable[..., bool], exported: Path, tmp_path: Path
+    ) -> None:
+        link, first = tmp_path / "link", tmp_path / "disk" / "first"
+        first.parent.mkdir()
+        exported.rename(first)
+        link.symlink_to(first)
+        assert export(folder=link, defaults={"draft_len": 5}, overwrite=True)
+        assert (link.readlink(), names(first.parent)) == (first, {"first"})
+        assert names(tmp_path) == {"disk", "link"}
+        assert open_pair(link).defaults.draft_len == 5
+
     def test_a_changed_checkpoint_is_exported_again(
         self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path
     ) -> None:

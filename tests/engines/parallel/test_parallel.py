@@ -14,15 +14,15 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import MixtralConfig, PretrainedConfig
+from transformers import AutoConfig, MixtralConfig, PretrainedConfig
 
 from engines.base import EngineSpec
-from engines.parallel.engine import check_plan, check_ranks
-from engines.parallel.worker import launched_rank
+from engines.parallel.engine import ParallelCache, ParallelEngine, check_plan, check_ranks
+from engines.parallel.worker import RankFailed, launched_rank
 from mtad import LLM, DecodingParams
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, GROUPED, write_model
@@ -122,6 +122,31 @@ def test_ranks_that_cannot_work_together_are_refused(monkeypatch: pytest.MonkeyP
     for device in ("cpu", "cuda:1"):
         with pytest.raises(InvalidInput, match="CUDA_VISIBLE_DEVICES"):
             check_ranks(2, device)
+    monkeypatch.setattr(ParallelEngine, "opened", True)
+    with pytest.raises(InvalidInput, match="one tensor-parallel pair, once"):
+        check_ranks(2, "cuda:0")
+
+
+def test_layers_with_other_numbers_of_heads_are_each_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers 5 has the layers of Gemma 4: what differs between them cannot be read of the whole."""
+    layers = [SimpleNamespace(num_key_value_heads=heads) for heads in (4, 3)]
+    text = SimpleNamespace(base_model_tp_plan={"any": "colwise"}, per_layer_config=layers)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: SimpleNamespace(get_text_config=lambda: text))
+    spec = EngineSpec("gemma4", 2, 4, 16, 320, "float32", 4, 256, (0,), "torch", "", {})
+    with pytest.raises(InvalidInput, match="num_key_value_heads, 3, cannot be divided"):
+        check_plan(tmp_path, spec, 2)
+
+
+def test_once_a_rank_has_failed_nothing_is_admitted_and_the_loop_ends_with_the_cause() -> None:
+    """Requests can still end, and what a request would wait for is never asked."""
+    cache = SimpleNamespace(rows=2, capacity=64, pages=8, page_bytes=1, fits=lambda spans: True)
+    worker = SimpleNamespace(engine=SimpleNamespace(cache=cache), failed=None, call_on_all_ranks=None)
+    parallel = ParallelCache(worker)  # type: ignore[arg-type]
+    assert parallel.fits([(0, 8)])
+    worker.failed = RankFailed("a rank is gone")
+    parallel.release(0)
+    with pytest.raises(RankFailed, match="a rank is gone"):
+        parallel.fits([(0, 8)])
 
 
 def test_only_what_torchrun_has_started_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engines.pytorch.engine import TorchEngine
 from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.entry import DECODING
+from runtime.commands.terminal import print_figures
+from runtime.scheduler.statistics import Counts, Statistics
 from tests.support.commands import Run, assert_refused
 
 PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
@@ -125,6 +128,27 @@ def test_more_tokens_than_a_row_holds_are_refused_before_the_pair_is_opened(
 ) -> None:
     monkeypatch.setattr("runtime.llm.LLM", None)
     assert_refused(run("generate", pair, "S", "--max-tokens", "192"), "generate", "must fit in 192")
+
+
+def test_a_draft_that_no_row_holds_is_not_blamed_on_the_number_of_tokens(run: Run, pair: Path) -> None:
+    wide = ("--max-draft-len", "64", "--max-beam-width", "64")
+    assert_refused(run("generate", pair, "S", *wide), "generate", "--max-draft-len = ")
+
+
+def test_a_path_that_cannot_be_looked_at_is_one_line(run: Run) -> None:
+    """A prompt where the pair should be: longer than a file's name may be."""
+    ran = run("generate", "a prompt " * 40)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "File name too long" in ran.err
+
+
+def test_tokens_per_second_are_those_of_all_requests_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two that ran one after the other, for two seconds each."""
+    taken = Statistics(tokens=100, target_passes=50, draft_seconds=0.5, score_seconds=1.0, commit_seconds=0.5)
+    both = Counts(draft_seconds=1.0, score_seconds=2.0, commit_seconds=1.0)
+    results = [SimpleNamespace(statistics=taken, finish_reason="stop")] * 2
+    print_figures(results, PARAMS, both)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "50 tokens/s, 2.00 tokens per pass\n"
 
 
 def export_options(checkpoints: tuple[Path, Path], folder: Path) -> list[str]:

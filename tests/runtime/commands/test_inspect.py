@@ -47,6 +47,15 @@ class TestInspect:
             found = json.loads(run("inspect", pair).out)
             assert (found["tuned"], found["defaults"]) == (True, {"draft_len": 3})  # also by an earlier release
 
+    def test_a_pair_that_the_runtime_opens_is_described(
+        self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        """Its method has left, so that decoding takes the default in its place."""
+        pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
+        values = json.loads((pair / "pair.json").read_text())
+        (pair / "pair.json").write_text(json.dumps(values | {"defaults": {"method": "gbv"}}))
+        assert run("inspect", pair).code == 0
+
 
 class TestDryRun:
     @pytest.fixture

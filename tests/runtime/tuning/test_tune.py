@@ -27,7 +27,7 @@ from runtime.pair import open_pair, write_tuning
 from runtime.tuning import search as tuning
 from runtime.tuning.measure import FIGURES, Point, Texts, law_change, measure, with_error
 from tests.support.checkpoints import TEXT
-from tests.support.commands import Run
+from tests.support.commands import Run, assert_refused
 
 EXAMPLES = [Example(text[:20], "x") for text in TEXT] + [Example(text[8:24], "x") for text in TEXT]
 EXPORTED: dict[str, Any] = {"method": "mtad", "accept_threshold": 0.4, "top_k": 7}
@@ -269,6 +269,14 @@ def tune(run: Run, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     own = [pair, "--prompts", prompts, "--threads", 1, "--params", '{"max_tokens": 6}', "--method", "mtad"]
     return functools.partial(run, "tune", *own)
+
+
+def test_a_default_that_cannot_be_compared_is_refused_before_the_search(
+    tune: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tuning(pair, {"draft_len": 24}, {})
+    monkeypatch.setattr(tuning, "measure", None)
+    assert_refused(tune(), "tune", "draft_len = 24: give at most 16")
 
 
 def test_a_clearly_faster_setting_becomes_the_default_and_a_dry_run_writes_nothing(
