@@ -26,10 +26,17 @@ from scripts.scoring.sandbox import Sandbox
 
 SANDBOX = Sandbox(seconds=20.0, cpu_seconds=15)
 NUMPY = """class np:
+    ndarray = ()
+
     @staticmethod
     def allclose(a, b, rtol=1e-7, atol=1e-8):
-        pairs = list(zip(a, b)) if hasattr(a, "__iter__") else [(a, b)]
+        pairs = list(zip(a, b, strict=True)) if hasattr(a, "__iter__") else [(a, b)]
         return all(abs(x - y) <= atol + rtol * abs(y) for x, y in pairs)
+
+    class testing:
+        @staticmethod
+        def assert_allclose(a, b, rtol=1e-7, atol=0):
+            assert np.allclose(a, b, rtol, atol)
 """
 """What EvalPlus's tests use of NumPy, which the sandbox has not."""
 

@@ -21,6 +21,29 @@ HUMAN_EVAL = {
     "entry_point": "total",
     "test": "import numpy as np\n\ndef check(candidate):\n    assert np.allclose(candidate([0.1, 0.2]), 0.3)\n",
 }
+PRELUDE = """import numpy as np
+
+def is_floats(x) -> bool:
+    # check if it is float; List[float]; Tuple[float]
+    if isinstance(x, float): return True
+    if isinstance(x, (list, tuple)): return all(isinstance(i, float) for i in x)
+    if isinstance(x, np.ndarray): return x.dtype == np.float64 or x.dtype == np.float32
+    return False
+
+def assertion(out, exp, atol):
+    if atol == 0 and is_floats(exp):
+        atol = 1e-6
+    if out != exp and atol != 0:
+        CLOSE
+    else:
+        assert out == exp
+
+"""
+"""How EvalPlus's published tests begin."""
+CLOSE = (
+    "assert np.allclose(out, exp, rtol=1e-07, atol=atol)",
+    "np.testing.assert_allclose(out, exp, rtol=1e-07, atol=atol)",
+)
 GSM8K = {"question": "How many?", "answer": "2 and 3 are 5.\n#### 1,005"}
 
 
@@ -65,6 +88,29 @@ def test_a_program_is_right_if_it_stands_its_tests(tmp_path: Path) -> None:
     assert question.right(HUMAN_EVAL["prompt"] + "    return sum(xs)\n")
     assert not question.right(f"```python\n{body.replace('sum(xs)', '0.0')}```")
     assert not question.right("I cannot.")
+
+
+@pytest.mark.parametrize("close", CLOSE)
+@pytest.mark.parametrize(
+    ("given", "wanted", "right"),
+    [
+        ("3", "3", True),
+        ("3", "4", False),
+        ("'a'", "'a'", True),
+        ("'a'", "'b'", False),
+        ("0.1 + 0.2", "0.3", True),
+        ("[0.1 + 0.2, 1.0]", "[0.3, 1.0]", True),
+        ("[0.1 + 0.2, 1.1]", "[0.3, 1.0]", False),
+        ("[0.1 + 0.2]", "[0.3, 1.0]", False),
+        ("[]", "[0.3, 1.0]", False),
+    ],
+)
+def test_a_published_test_runs_without_numpy(close: str, given: str, wanted: str, right: bool) -> None:
+    test = f"{PRELUDE.replace('CLOSE', close)}assertion(answer(), {wanted}, 0)\n"
+    try:
+        assert benchmarks.passes(f"def answer():\n    return {given}\n", test) == right
+    except InvalidInput as error:
+        pytest.skip(str(error))
 
 
 def test_the_last_number_of_an_answer_counts(tmp_path: Path) -> None:
