@@ -17,7 +17,7 @@ from mtad.errors import InvalidInput
 from scripts.evaluation.prompts import open_set
 from scripts.scoring import sandbox, system_calls
 from scripts.scoring.sandbox import Sandbox
-from scripts.scoring.sqlite import QueryError, run
+from scripts.scoring.sqlite import QueryError, run, same_result
 
 LIMITS = Sandbox(seconds=120.0, cpu_seconds=10, memory=256 << 20, file_size=1 << 16)
 
@@ -221,7 +221,14 @@ def test_a_query_reads_and_does_nothing_else(tmp_path: Path) -> None:
         *("DELETE FROM t", "DROP TABLE t", "PRAGMA query_only = OFF", f"VACUUM INTO '{file}'", f"ATTACH '{file}' AS x"),
         *("SELECT 1; SELECT 2", "SELECT load_extension('x')", "SELECT randomblob(10000000)", "SELEC", forever),
         *("SELECT * FROM t a, t b, t c, t d, t e, t f, t g, t h, t i, t j, t k", "\x00", "(" * 5000, "SELECT '\ud800'"),
+        *("SELECT hex(zeroblob(6000))", f"SELECT 'a' LIKE '{'%a' * 60}'"),
     ):
         with pytest.raises(QueryError):
             run(database, query)
     assert not file.exists()
+
+
+def test_an_integer_equals_its_float_in_any_order() -> None:
+    assert all(same_result([(1,), (2,)], [(1.0,), (2.0,)], ordered) for ordered in (True, False))
+    assert same_result([(1, "a"), (None, "b")], [(None, "b"), (1, "a")], ordered=False)
+    assert not same_result([(1,), (1,), (2,)], [(1,), (2,), (2,)], ordered=False)
