@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ from export.plan import plan_pair
 from export.verification.verify import expect, verify
 from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import Failed, InvalidInput
-from runtime.commands.entry import command
+from runtime.commands.entry import Parser, command
 from scripts.paths import DEMO, RESULTS
 from scripts.results import Rows, save
 
@@ -206,17 +205,21 @@ def tables(figures: Mapping[str, Any]) -> dict[str, Rows]:
 
 @command
 def main() -> None:
+    own = Parser(prog="scripts.architectures", description=(__doc__ or "").splitlines()[0])
+    own.add_argument("types", nargs="*", metavar="TYPE", choices=[[], *TRIED], help="of models (default: all)")
+    own.add_argument("--experts", action="store_true", help="time mixtures of experts, and print that alone")
+    options = own.parse_args()
     quiet_transformers()
     torch.set_num_threads(1)
-    if sys.argv[1:] == ["--experts"]:
+    if options.experts:
         for kind, changes in EXPERTS.items():
             with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
                 time_experts(kind, changes, Path(folder))
         return
     path, figures = RESULTS / "architectures.json", dict[str, dict[str, str]]()
-    if sys.argv[1:] and path.exists():
+    if options.types and path.exists():
         figures = json.loads(path.read_text(encoding="utf-8"))["figures"]["architectures"]
-    for kind in sys.argv[1:] or TRIED:
+    for kind in options.types or TRIED:
         with tempfile.TemporaryDirectory() as folder:
             figures[kind] = attempt(kind, Path(folder))
         print(kind, figures[kind], flush=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from engines.folder import open_engine
-from scripts.architectures import TRIED, attempt
+from scripts.architectures import TRIED, attempt, main
 from scripts.paths import RESULTS
 from tests.support.steps import alone_and_together
 
@@ -20,6 +21,14 @@ FIGURES = json.loads((RESULTS / "architectures.json").read_text())["figures"]["a
 def test_the_table_has_only_what_is_tried() -> None:
     assert FIGURES.keys() <= set(TRIED)
     assert sum(one["state"] == "verified" for one in FIGURES.values()) >= 30
+
+
+def test_a_mistyped_name_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["architectures", "lama"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'lama'" in line
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2"])
