@@ -149,7 +149,7 @@ def problems(figures: dict[str, Any]) -> list[str]:
 
 
 def tables(figures: dict[str, Any]) -> dict[str, Rows]:
-    """What is shown: the streams and the server, what each attack was answered, and the memory after each minute."""
+    """What is shown: the streams and the server, and what each attack was answered."""
     streams, memory = figures["streams"].values(), figures["readings"].values()
     rows = [
         ["", *figures["streams"]],
@@ -164,10 +164,7 @@ def tables(figures: dict[str, Any]) -> dict[str, Rows]:
     for name, one in figures["attacks"].items():
         answers = ", ".join(f"{count} x {status}" for status, count in one["given"].items()).replace(" x 0", " x none")
         attacks.append([name, answers or "not made", f"{1000 * one['gap']:.0f}", f"{1000 * one['health']:.0f}"])
-    readings = [(at, mib) for one in memory for at, mib, _ in one]
-    minutes = {str(int(at // 60) + 1): f"{mib:.0f}" for at, mib in readings}  # the last reading of each
-    after = [["after so many minutes", *minutes], ["resident memory, MiB", *minutes.values()]]
-    return {"soak": rows, "attacks": attacks, "memory": after}
+    return {"soak": rows, "attacks": attacks}
 
 
 @command
@@ -190,12 +187,11 @@ def main() -> None:
         else ()
     )
     os.environ |= {MARK: str(os.getpid()), **({"FORWARDED_ALLOW_IPS": "127.0.0.1"} if options.proxy else {})}
-    template = "--chat-template", str(Path(__file__).with_name("chat.jinja"))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pair = folder / "pair"
         pair.symlink_to(options.pair.resolve())  # an attack leads it elsewhere
-        server = stack.enter_context(served(pair, *SERVER, *template, *several))
+        server = stack.enter_context(served(pair, *SERVER, *several))
         if options.proxy:
             port = stack.enter_context(proxied(int(server.url.rpartition(":")[2]), folder))
             server = replace(server, url=f"http://127.0.0.1:{port}")

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import random
+import signal
 import time
 from typing import Any, NamedTuple
 
@@ -21,15 +22,17 @@ from scripts.soak.wire import (
     get,
     in_chunks,
     kill_board,
-    kill_replica,
     partly,
     raw,
-    stop_replica,
+    strike,
 )
 
 
 class Attack(NamedTuple):
-    """A line of the table: how each connection sends it, which statuses may come back (0: none), how many at once."""
+    """A line of the table: how each connection sends it, which statuses may come back (0: none), how many at once.
+
+    Those on replicas send no request: 200 says that what they wait for has come.
+    """
 
     name: str
     send: Send
@@ -135,10 +138,10 @@ ATTACKS = [
     Attack("reads slowly", partly(fields(**STREAM), 8, 0.2), (200, 429), 4),
     Attack("never reads", partly(fields(**STREAM, prompt=["S"] * 8, logprobs=20), 0, 1.0), (0,), 4),
     Attack("says nothing, or half of a head", partly(lambda at: POST[: at % 2 * 20].encode(), 0, 1.0), (0,), 400),
-    Attack("a killed replica", kill_replica, (0,), on_replicas=True),
-    Attack("a stopped replica", stop_replica, (0,), on_replicas=True),
-    Attack("a killed board", kill_board, (0,), on_replicas=True),
-    Attack("a damaged folder", damage, (0,), on_replicas=True),
+    Attack("a killed replica", strike(signal.SIGKILL), (200,), on_replicas=True),
+    Attack("a stopped replica", strike(signal.SIGSTOP), (200,), on_replicas=True),
+    Attack("a killed board", kill_board, (200,), on_replicas=True),
+    Attack("a damaged folder", damage, (200,), on_replicas=True),
 ]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtad.methods import METHODS
 from scripts.clients.served import MODEL, Server
-from scripts.soak.wire import metrics, replicas
+from scripts.soak.wire import replicas, told
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -99,4 +99,6 @@ def reading(server: Server) -> tuple[float, int]:
 def left_over(server: Server) -> list[str]:
     """The lines of the metrics that say that something runs, waits or holds a row of the cache."""
     gauges = ("mtad_requests_running", "mtad_queue_length")
-    return [line for line in metrics(server).splitlines() if line.startswith(gauges) and not line.endswith(" 0.0")]
+    return [
+        line for line in told(server, "/metrics").splitlines() if line.startswith(gauges) and not line.endswith(" 0.0")
+    ]

@@ -25,6 +25,8 @@ STRANGER = "127.0.0.2"
 """Where strangers come from: an address of their own, on this machine."""
 PATIENCE = 90.0
 """Seconds after which no answer is waited for."""
+RECOVERY = 180.0
+"""Seconds that a server may take until its replicas are as they were."""
 FULL, FEW = 4 * 2**20 - 1024, 200_000
 """Bytes of a body that a server takes, nearly; of one with as many values as it reads."""
 
@@ -116,15 +118,15 @@ def partly(data: Callable[[int], bytes], events: int, pause: float) -> Send:
     return send
 
 
-def metrics(server: Server) -> str:
-    """What Prometheus reads."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as answer:
+def told(server: Server, path: str) -> str:
+    """What a server tells of itself, at `/metrics` or `/health`."""
+    with urllib.request.urlopen(f"{server.url}{path}", timeout=PATIENCE) as answer:
         return str(answer.read().decode())
 
 
 def replicas(server: Server) -> dict[int, float]:
     """The replicas' process ids, and how many requests each runs; nothing where the server itself has the engine."""
-    text = metrics(server)
+    text = told(server, "/metrics")
     running = dict(re.findall(r'^mtad_requests_running\{replica="(\w+)"\} (\S+)$', text, re.M))
     known = [dict(re.findall(r'(\w+)="([^"]*)"', one)) for one in re.findall(r"^mtad_replica\{(.*)\} 1", text, re.M)]
     return {int(one["pid"]): float(running.get(one["replica"], 0)) for one in known}
@@ -153,55 +155,72 @@ MARK = "MTAD_SOAK"
 """Environment variable by which the processes of one soak's Ray know each other; its value is the soak's process."""
 
 
-async def kill_board(_: Server, __: int) -> int:
-    """Kill the process where replicas report their figures."""
-    mark = f"{MARK}={os.environ[MARK]}\0".encode()
+async def until(came: Callable[[], bool]) -> int:
+    """Wait until something has come, which counts as the answer 200; what is asked may not answer meanwhile.
+
+    Raises:
+        TimeoutError: it does not come.
+    """
+    async with asyncio.timeout(RECOVERY):
+        while True:
+            with contextlib.suppress(OSError):
+                if await asyncio.to_thread(came):
+                    return 200
+            await asyncio.sleep(0.5)
+
+
+def boards() -> set[int]:
+    """The processes where this soak's replicas report their figures."""
+    mark, found = f"{MARK}={os.environ[MARK]}\0".encode(), set[int]()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (folder / "cmdline").read_bytes().startswith(b"ray::Board") and mark in (
-                folder / "environ"
-            ).read_bytes():
-                os.kill(int(folder.name), signal.SIGKILL)
-    await asyncio.sleep(3)
-    return 0
+            named = (folder / "cmdline").read_bytes().startswith(b"ray::Board")
+            if named and mark in (folder / "environ").read_bytes():
+                found.add(int(folder.name))
+    return found
 
 
-async def stop_replica(server: Server, _: int) -> int:
-    """Stop the replica that runs most requests, and wait until there is another in its place."""
-    before = replicas(server)
-    stopped = max(before, key=before.__getitem__)
-    os.kill(stopped, signal.SIGSTOP)
-    async with asyncio.timeout(PATIENCE):
-        while stopped in (now := replicas(server)) or len(now) < len(before):
-            await asyncio.sleep(0.5)
-    return 0
+async def kill_board(server: Server, _: int) -> int:
+    """Kill the process where replicas report their figures, and wait until all report to another."""
+    before, killed = len(replicas(server)), boards()
+    for pid in killed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return await until(lambda: bool(boards() - killed) and len(replicas(server)) >= before)
+
+
+def strike(sign: signal.Signals) -> Send:
+    """Send a signal to the replica that runs most requests, and wait until there is another in its place."""
+
+    async def send(server: Server, _: int) -> int:
+        before = replicas(server)
+        struck = max(before, key=before.__getitem__)
+        os.kill(struck, sign)
+        return await until(lambda: struck not in (now := replicas(server)) and len(now) >= len(before))
+
+    return send
 
 
 async def damage(server: Server, _: int) -> int:
-    """Ask for the replicas of a damaged folder, wait until it is refused, and ask for those of the old one again."""
-    pair = Path(server.pair)
+    """Ask for the replicas of a damaged folder, wait until it is refused, and ask for those of the old one again.
+
+    It ends when there are no more replicas than before: none is being replaced any longer.
+    """
+    pair, before = Path(server.pair), len(replicas(server))
     whole, link = pair.readlink(), pair.with_name("link")
+
+    def refused() -> bool:
+        return "update_refused" in told(server, "/health")
+
+    def lead(folder: Path) -> None:
+        link.symlink_to(folder)
+        link.replace(pair)
+        os.kill(server.pid, signal.SIGHUP)
+
     with tempfile.TemporaryDirectory() as empty:
-        for folder, refused in ((Path(empty), True), (whole, False)):
-            link.symlink_to(folder)
-            link.replace(pair)
-            os.kill(server.pid, signal.SIGHUP)
-            async with asyncio.timeout(PATIENCE):
-                while (b"update_refused" in await asyncio.to_thread(_health, server)) != refused:
-                    await asyncio.sleep(0.5)
-    return 0
-
-
-def _health(server: Server) -> bytes:
-    with urllib.request.urlopen(f"{server.url}/health", timeout=PATIENCE) as answer:
-        return bytes(answer.read())
-
-
-async def kill_replica(server: Server, _: int) -> int:
-    """Kill the replica that runs most requests, and wait until there is another."""
-    before = replicas(server)
-    os.kill(max(before, key=before.__getitem__), signal.SIGKILL)
-    async with asyncio.timeout(PATIENCE):
-        while (now := replicas(server)).keys() == before.keys() or len(now) < len(before):
-            await asyncio.sleep(0.5)
-    return 0
+        lead(Path(empty))
+        try:
+            await until(refused)
+        finally:
+            lead(whole)
+        return await until(lambda: not refused() and len(replicas(server)) <= before)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts.clients.served import Server
 from scripts.paths import ROOT
+from scripts.soak import wire
 from scripts.soak.__main__ import growth, problems
+from scripts.soak.attacks import ATTACKS
 
 
 @pytest.mark.slow
@@ -40,6 +45,22 @@ def test_a_server_under_attack_gives_every_control_stream_its_text(demo_pair: Pa
         assert name != "gap" or "control stream waited" in str(found)
         assert name != "health" or "health waited" in str(found)
         place[name] = known
+
+
+@pytest.mark.parametrize("later", [{2: 0.0, 3: 0.0}, {1: 0.0, 2: 0.0}, {2: 0.0}])
+def test_a_replica_that_does_not_come_back_is_found(later: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    known, struck = [{1: 4.0, 2: 1.0}], list[int]()
+    monkeypatch.setattr(wire, "replicas", lambda _: known.pop() if known else later)
+    monkeypatch.setattr(wire.os, "kill", lambda pid, _: struck.append(pid))
+    monkeypatch.setattr(wire, "RECOVERY", 0.05)
+    striking = wire.strike(signal.SIGKILL)(Server("", 0), 0)
+    if later.keys() == {2, 3}:
+        assert asyncio.run(striking) == 200  # type: ignore[arg-type]
+    else:
+        with pytest.raises(TimeoutError):
+            asyncio.run(striking)  # type: ignore[arg-type]
+    assert struck == [1]
+    assert {attack.answers for attack in ATTACKS if attack.on_replicas} == {(200,)}
 
 
 @pytest.mark.parametrize("leak", [0.0, 5.0])
