@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,8 @@ REQUIREMENTS = Path(__file__).with_name("requirements")
 BUILD = ROOT / "build" / "clients"
 MODEL = "demo"
 """The name that the pair is served under."""
+START, ENDING = 600.0, 120.0
+"""Seconds that our server may take until it answers, and any server until it has ended."""
 
 
 @dataclass(frozen=True)
@@ -32,32 +33,62 @@ class Server:
 
 
 @contextlib.contextmanager
+def started(
+    command: Sequence[str], seconds: float, ready: str = "/health", ends_cleanly: bool = False
+) -> Iterator[tuple[str, int]]:
+    """A server that runs while the block does: its address, `http://127.0.0.1:port`, and its process.
+
+    Args:
+        command: of the server, whose last argument, a free port, is added.
+        seconds: that it may take until it answers.
+        ready: where it is asked whether it is.
+        ends_cleanly: whether its exit code, after it was asked to end, must be 0.
+
+    Raises:
+        Failed: it ends, does not answer in time, or does not end cleanly; with the end of what it said.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url, said, end = f"http://127.0.0.1:{port}", BUILD / "servers" / f"{port}.log", time.monotonic() + seconds
+    said.parent.mkdir(parents=True, exist_ok=True)
+    with said.open("wb") as log:
+        process = subprocess.Popen([*command, str(port)], cwd=ROOT, stdout=log, stderr=log)
+
+    def failed(problem: str) -> Failed:
+        return Failed(f"{' '.join(command)} {problem}: {said.read_text(errors='replace')[-2000:]}")
+
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}{ready}", timeout=5).close()
+                break
+            if process.poll() is not None or time.monotonic() > end:
+                raise failed("does not answer")
+            time.sleep(0.1)
+        yield url, process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if ends_cleanly and process.returncode:
+        raise failed(f"ended with code {process.returncode}")
+
+
+@contextlib.contextmanager
 def served(pair: Path, *options: str) -> Iterator[Server]:
     """A server with these further options, ready for requests.
 
     Raises:
         Failed: it did not start, or did not end cleanly when it was asked to.
     """
-    template = str(Path(__file__).with_name("chat.jinja"))
-    command = [sys.executable, "-m", "runtime.commands.main", "serve", str(pair), "--port", "0", "--model", MODEL]
-    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen([*command, "--chat-template", template, *options], cwd=ROOT, stderr=log)
-        server = None
-        try:
-            while not server:
-                time.sleep(0.1)
-                found = re.search(r"listening on (http://\S+)", Path(log.name).read_text())
-                if process.poll() is not None:
-                    raise Failed(f"mtad serve did not start: {Path(log.name).read_text()}")
-                with contextlib.suppress(OSError):
-                    if found and urllib.request.urlopen(f"{found[1]}/health/ready").close() is None:
-                        server = Server(found[1], process.pid, str(pair))
-            yield server
-        finally:
-            process.terminate()
-            process.wait()
-        if process.returncode:
-            raise Failed(f"mtad serve ended with code {process.returncode}: {Path(log.name).read_text()[-2000:]}")
+    own = "--model", MODEL, "--chat-template", str(Path(__file__).with_name("chat.jinja"))
+    command = [sys.executable, "-m", "runtime.commands.main", "serve", str(pair), *own, *options, "--port"]
+    with started(command, START, "/health/ready", ends_cleanly=True) as (url, pid):
+        yield Server(url, pid, str(pair))
 
 
 def environment(name: str) -> Path:

@@ -25,9 +25,10 @@ from typing import Any
 from export.options import ExportOptions
 from mtad.errors import Failed, InvalidInput
 from runtime.commands.entry import Parser, command
+from scripts.clients.served import started
 from scripts.paths import RESULTS, ROOT
 from scripts.real_models.benchmarks import READERS, Question, load
-from scripts.real_models.systems import PAIRS, Pair, ours, peers, started
+from scripts.real_models.systems import PAIRS, Pair, ours, peers
 from scripts.results import Rows
 
 START_SECONDS = 1800.0
@@ -96,10 +97,11 @@ def measure(name: str, pair: Pair, sets: Mapping[str, Sequence[Question]], optio
     seconds, systems = time.monotonic() - began, ours(folder, rows, options.device)
     found: dict[str, Any] = {}
     for server, sharing in groupby([*systems, *([] if options.no_peers else peers(pair))], lambda one: one.command):
-        with started(server, START_SECONDS) as url:
+        own = server in {system.command for system in systems}
+        with started(server, START_SECONDS, ends_cleanly=own) as (url, _):
             for system in sharing:
                 body = {"model": "model", "max_tokens": options.tokens, "temperature": options.temperature}
-                body |= system.fields
+                body |= {**pair.fields, **system.fields}
                 found[system.name] = {
                     benchmark: {str(n): answered(url, pair, questions, body, n, options) for n in options.loads}
                     for benchmark, questions in sets.items()

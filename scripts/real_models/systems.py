@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtad.errors import Failed
 from scripts.paths import DEMO
 
 
@@ -26,17 +19,24 @@ class Pair:
     Attributes:
         eagle: hub id of the target's EAGLE-3 head, for the peers that have one; empty without.
         chat: whether questions are messages of a chat.
+        fields: what requests to every system say besides.
     """
 
     target: str
     auxiliary: str
     eagle: str = ""
     chat: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 PAIRS = {
     "demo": Pair(str(DEMO / "pair" / "target"), str(DEMO / "pair" / "auxiliary"), chat=False),
-    "qwen3": Pair("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+    "qwen3": Pair(
+        "Qwen/Qwen3-8B",
+        "Qwen/Qwen3-0.6B",
+        "RedHatAI/Qwen3-8B-speculator.eagle3",
+        fields={"chat_template_kwargs": {"enable_thinking": False}},  # vLLM leaves thoughts in the answer, we do not
+    ),
     "llama3": Pair(
         "meta-llama/Llama-3.1-8B-Instruct",
         "meta-llama/Llama-3.2-1B-Instruct",
@@ -86,34 +86,3 @@ def peers(pair: Pair) -> list[System]:
         own = ("--speculative-config", json.dumps(speculative)) if speculative else ()
         found.append(System(name, (*run, *own, "--port")))
     return found
-
-
-@contextlib.contextmanager
-def started(command: tuple[str, ...], seconds: float) -> Iterator[str]:
-    """The address of a server that runs while the block does, `http://127.0.0.1:port`.
-
-    Raises:
-        Failed: it ends, or does not answer within so many seconds; with the end of what it said.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url, said = f"http://127.0.0.1:{port}", Path(f"build/real-models/server-{port}.log")
-    said.parent.mkdir(parents=True, exist_ok=True)
-    with said.open("wb") as log, subprocess.Popen([*command, str(port)], stdout=log, stderr=log) as process:
-        try:
-            until = time.monotonic() + seconds
-            while True:
-                with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                    urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                    break
-                if process.poll() is not None or time.monotonic() > until:
-                    raise Failed(f"{' '.join(command)} does not answer: {said.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.5)
-            yield url
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()

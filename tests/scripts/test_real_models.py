@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,6 @@ def test_the_quick_run_has_the_schema_and_names_every_method(
         folder.symlink_to(demo_pair)
 
     monkeypatch.setattr("export.pair.export_pair", exported)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(real_models, "ROOT", tmp_path)
     command = ["real_models", "--pairs", "demo", "--quick", "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", command)
@@ -131,6 +132,22 @@ def test_a_benchmark_that_cannot_be_read_is_refused_before_anything_is_measured(
     write(tmp_path, "mt-bench", {"question_id": 1})
     with pytest.raises(InvalidInput, match=words):
         benchmarks.load(name, tmp_path)
+
+
+def test_every_system_of_a_pair_that_thinks_is_asked_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[dict[str, Any]]()
+
+    @contextlib.contextmanager
+    def started(*_: object, **__: object) -> Iterator[tuple[str, int]]:
+        yield "", 0
+
+    monkeypatch.setattr("export.pair.export_pair", lambda *_, **__: None)
+    monkeypatch.setattr(real_models, "started", started)
+    monkeypatch.setattr(real_models, "answered", lambda url, pair, questions, body, *_: asked.append(body))
+    options = real_models.parser().parse_args(["--loads", "1"])
+    real_models.measure("qwen3", systems.PAIRS["qwen3"], {"gsm8k": []}, options)
+    assert len(asked) == 7
+    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in asked)
 
 
 def test_peers_serve_the_same_target_and_draft_with_the_same_auxiliary() -> None:
