@@ -4,10 +4,9 @@
     python -m scripts.bench steps        what a step of each engine costs, by rows, tokens and size of the model
     python -m scripts.bench overhead     what of a block is spent outside the two engines
     python -m scripts.bench drafts       drafts of the auxiliary, looked-up drafts and both, by kind of text
-    python -m scripts.bench server       the HTTP server under load, driven by guidellm
 
 Each has options of its own (`peers --help`), prints its tables, and writes them to docs/results: NAME.json, and where
-there is a plot, NAME.png. With --quick it takes a minute or less, to see that it works, and writes to
+there is a plot, a picture of the same name. With --quick it takes a minute or less, to see that it works, and writes to
 build/results.
 """
 
@@ -26,7 +25,7 @@ from runtime.commands.entry import Parser, command
 from scripts.bench.peers.catalog import OURS, PEERS, PRECISIONS, SIZES
 from scripts.paths import RESULTS, ROOT
 
-MODULES = {"peers": "peers.compare", "steps": "steps", "overhead": "overhead", "drafts": "drafts", "server": "server"}
+MODULES = {"peers": "peers.compare", "steps": "steps", "overhead": "overhead", "drafts": "drafts"}
 
 
 def tables(figures: Mapping[str, Any]) -> Any:
@@ -53,7 +52,7 @@ def parser(name: str) -> Parser:
         add("--tokens", type=int, default=100, help="of each text (default %(default)s)")
     if name == "steps":
         add("--rows", nargs="+", type=int, default=[1, 8, 32], help="(default %(default)s)")
-    if name in ("overhead", "drafts", "server"):
+    if name in ("overhead", "drafts"):
         add("--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default %(default)s)")
     if name == "overhead":
         add("--vocabulary", type=int, help="instead of --pair, a random pair with so many tokens, such as 128256")
@@ -64,9 +63,6 @@ def parser(name: str) -> Parser:
         add("--rows", type=int, default=1, help="requests at once (default %(default)s)")
         add("--threads", type=int, default=1, help="CPU threads (default %(default)s)")
         add("--batches", type=int, default=60, help="of prompts, for each kind and temperature (default %(default)s)")
-    if name == "server":
-        add("--loads", nargs="+", type=int, default=[1, 4, 16, 64], help="requests in flight (default %(default)s)")
-        add("--seconds", type=float, default=30.0, help="for each load (default %(default)s)")
     add("--quick", action="store_true", help="a minute or less, to see that it works")
     add("--results", type=Path, help="folder to write to (default docs/results)")
     return own
@@ -95,7 +91,7 @@ def main() -> None:
     save(folder / f"{file}.json", "scripts.bench.__main__", {name: figures})
     print(*(f"\n{table(rows)}" for rows in module.tables(figures).values()), f"\nwritten to {folder}", sep="\n")
     if hasattr(module, "plot"):
-        module.plot(figures, folder / f"{name}.png")
+        module.plot(figures, folder / f"{file}.png")
 
 
 if __name__ == "__main__":

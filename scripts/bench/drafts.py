@@ -17,6 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mtad import LLM, DecodingParams, RuntimeConfig
+from mtad.errors import InvalidInput
 from runtime.tuning.measure import answer
 from scripts.bench.intervals import paired_ratio, shown
 from scripts.demo import dataset
@@ -47,8 +48,19 @@ def prompts_of(tokenize: Callable[[str], list[int]], kind: str) -> list[list[int
 
 
 def run(options: Namespace) -> dict[str, Any]:
-    """Decode batches of each kind."""
-    llm, batches = LLM(options.pair, RuntimeConfig(threads=options.threads)), 4 if options.quick else options.batches
+    """Decode batches of each kind.
+
+    Raises:
+        InvalidInput: there are not two batches of each kind; nothing was decoded.
+    """
+    batches = 4 if options.quick else options.batches
+    prompts_of_kind = min(len(dataset.load("test", kind)) for kind in KINDS if kind != "edit")
+    if batches < 2:
+        raise InvalidInput("batches", batches, "give at least 2: the first one is not counted")
+    if prompts_of_kind < 2 * options.rows:
+        problem = f"give at most {prompts_of_kind // 2}: two batches have to be made of {prompts_of_kind} prompts"
+        raise InvalidInput("rows", options.rows, problem)
+    llm = LLM(options.pair, RuntimeConfig(threads=options.threads))
     llms = {name: LLM(llm.pair, RuntimeConfig(lookup_tokens=KEPT if "kept" in name else 0)) for name in SETTINGS}
     found: dict[str, Any] = {}
     for kind, temperature in tqdm(list(itertools.product(KINDS, TEMPERATURES)), desc="drafts", unit="cell"):

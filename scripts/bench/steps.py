@@ -85,15 +85,12 @@ def tables(figures: Mapping[str, Any]) -> dict[str, Rows]:
 
 
 def plot(figures: Mapping[str, Any], path: Path) -> None:
-    """A panel for tokens, for rows and for sizes, a line per engine; the others are 5 tokens, 1 row, the first size."""
-    import matplotlib
+    """A panel for tokens, for rows and for sizes, a line per engine; others: 5 tokens, first rows, first size."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    usual = {"tokens": 5, "rows": 1, "size": figures["steps"][0]["size"]}
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    for axis, x in zip(axes, usual, strict=True):
+    first = figures["steps"][0]
+    usual, figure = {"tokens": 5, "rows": first["rows"], "size": first["size"]}, Figure((15, 4.2), layout="constrained")
+    for axis, x in zip(figure.subplots(1, 3), usual, strict=True):
         fixed, grown = {name: value for name, value in usual.items() if name != x}, []
         chosen = [one for one in figures["steps"] if fixed.items() <= one.items()]
         for engine in dict.fromkeys(one["engine"] for one in chosen):

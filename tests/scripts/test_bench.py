@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from transformers import LlamaForCausalLM
 
 from mtad.errors import Failed, InvalidInput
@@ -84,7 +85,9 @@ def test_overhead_is_a_part_of_a_block(run: Callable[..., Any], pair_folders: Ca
         ("peers --methods never", "methods"),
         ("steps --rows 0", "rows"),
         ("overhead --vocabulary 9", "vocabulary"),
-        ("server --loads 0", "loads"),
+        ("peers --loads 1 9999", "loads"),
+        ("drafts --batches 1", "batches"),
+        ("drafts --rows 9999", "rows"),
     ],
 )
 def test_a_mistake_is_refused_by_the_options_name(
@@ -95,6 +98,36 @@ def test_a_mistake_is_refused_by_the_options_name(
     with pytest.raises(SystemExit, match="2"):
         bench.main()
     assert f"--{field} = " in capsys.readouterr().err
+
+
+def test_a_picture_has_the_name_of_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "run", lambda _: {"sets": {}})
+    monkeypatch.setattr(compare, "plot", lambda _, path: path.touch())
+    monkeypatch.setattr(sys, "argv", ["bench", "peers", "--edit", "--results", str(tmp_path)])
+    bench.main()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["peers-edit.json", "peers-edit.png"]
+
+
+def test_a_picture_of_steps_needs_no_single_row(tmp_path: Path) -> None:
+    ms = {"median": 1.0, "low": 1.0, "high": 1.0}
+    made = [{"engine": "a", "size": "demo", "rows": 8, "tokens": tokens, "ms": ms} for tokens in steps.TOKENS]
+    steps.plot({"steps": made}, tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("load", "title"), [("1", "One request at a time."), ("8", "8 requests at a time.")])
+def test_a_picture_of_peers_says_how_many_requests_it_shows(
+    load: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = list[str]()
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure.axes[0].get_title()))
+    judged = {"value": 1.0, "ratio": 1.0, "error": 0.1}
+    systems = {
+        name: {"method": method, "perplexity": judged, "rates": {load: [1.0, 2.0, 3.0]}}
+        for name, method in (("sample, a", "sample"), ("peer", ""))
+    }
+    compare.plot({"sets": {"demo": {"float32": systems}}}, tmp_path / "peers.png")
+    assert drawn[0].startswith(title)
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +145,14 @@ def test_a_worker_that_does_not_do_its_job_is_named(answer: str, problem: str, t
     program = 'import sys; print("a library\'s banner", file=sys.stderr); print(\'{"ready": {}}\', flush=True)'
     worker = Worker("fake", [sys.executable, "-c", f"{program}; input(); print({answer})"], tmp_path / "log")
     with pytest.raises(Failed, match=f"(?s)fake {problem}"):
+        worker.ask({"prompts": [[1]], "tokens": 2})
+
+
+def test_a_worker_that_has_died_between_two_jobs_is_named(tmp_path: Path) -> None:
+    program = "print('{\"ready\": {}}', flush=True); exit(7)"
+    worker = Worker("fake", [sys.executable, "-c", program], tmp_path / "log")
+    worker._process.wait()
+    with pytest.raises(Failed, match="fake ended with code 7"):
         worker.ask({"prompts": [[1]], "tokens": 2})
 
 

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engines.kinds import QUANTIZED
 from engines.placement import cores
-from mtad.errors import Failed
+from mtad.errors import Failed, InvalidInput
 from runtime.config import use_torch
 from runtime.pair import open_tokenizer
 from scripts.bench import pairs
@@ -37,6 +37,7 @@ from scripts.bench.drafts import prompts_of
 from scripts.bench.peers.catalog import System, catalog
 from scripts.bench.peers.report import plot, tables
 from scripts.bench.peers.worker import Worker
+from scripts.demo import dataset
 from scripts.paths import DEMO
 
 __all__ = ["plot", "run", "tables"]
@@ -159,10 +160,19 @@ class Comparison:
 
 
 def run(options: Namespace) -> dict[str, Any]:
-    """Compare, by size and precision."""
+    """Compare, by size and precision.
+
+    Raises:
+        InvalidInput: there are too few prompts for a load, or as `catalog`; nothing was made.
+        Failed: as `Comparison.measure`.
+    """
     if options.quick:
         options.sizes, options.precisions, options.loads = ["demo"], ["float32"], [1, 2]
         options.rounds, options.tokens = 2, 8
+    prompts, most = len(dataset.load("test", "code")), max(options.loads)
+    if 2 * most > prompts:
+        problem = f"give at most {prompts // 2}: a slice takes twice as many of the {prompts} prompts"
+        raise InvalidInput("loads", most, problem)
     for precision in options.precisions:
         catalog(options, precision, {})  # which refuses what is unknown before anything is made
     use_torch()

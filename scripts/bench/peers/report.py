@@ -38,14 +38,11 @@ BARS = {
 
 
 def plot(figures: Mapping[str, Any], path: Path) -> None:
-    """Tokens per second at one request of our methods and of the best peer, as bars, with the quality under each.
+    """Tokens per second of our methods and of the best peer, as bars, with the quality under each.
 
-    It is of the first size and precision. Whiskers are `median_interval`s.
+    It is of the first size, precision and load. Whiskers are `median_interval`s.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     systems = next(iter(next(iter(figures["sets"].values())).values()))
     load = next(iter(next(iter(systems.values()))["rates"]))
@@ -57,7 +54,8 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
     chosen = {label: fastest([n for n, one in systems.items() if one["method"] == m]) for m, label in BARS.items()}
     bars = {name: label for label, names in chosen.items() for name in names}
     bars |= {name: f"{name},\nbest other library" for name in fastest(_keeping(systems))}
-    figure, axis = plt.subplots(figsize=(1 + 1.7 * len(bars), 4), layout="constrained")
+    figure = Figure((1 + 1.7 * len(bars), 4), layout="constrained")
+    axis = figure.subplots()
     heights = [rates[name]["median"] for name in bars]
     whiskers = [[abs(rates[name][end] - rates[name]["median"]) for name in bars] for end in ("low", "high")]
     drawn = axis.bar(range(len(bars)), heights, yerr=whiskers, capsize=4)
@@ -69,11 +67,12 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
     ]
     axis.set_xticks(range(len(bars)), labels, fontsize=9)
     axis.set_ylabel("tokens per second")
-    axis.set_title("One request at a time. Perplexity: below 1 the text is likelier than plain sampling's", fontsize=10)
+    flight = "One request" if load == "1" else f"{load} requests"
+    title = f"{flight} at a time. Perplexity: below 1 the text is likelier than plain sampling's"
+    axis.set_title(title, fontsize=10)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _keeping(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:

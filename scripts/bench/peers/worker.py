@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -39,7 +40,10 @@ class Worker:
         """Texts of the job's prompts, in their order, and the seconds from asking to the answer."""
         assert self._process.stdin is not None
         started = time.perf_counter()
-        print(json.dumps(job), file=self._process.stdin, flush=True)
+        try:
+            print(json.dumps(job), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._failed(f"ended with code {self._process.wait()}") from None
         texts = self._answer("texts")
         took = time.perf_counter() - started
         found, wanted = sorted((number, len(text)) for number, text in texts), [job["tokens"]] * len(job["prompts"])
@@ -62,5 +66,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
+        assert self._process.stdin is not None
         self._process.kill()
         self._process.wait()
+        with contextlib.suppress(BrokenPipeError):  # of a job that it has not read
+            self._process.stdin.close()
