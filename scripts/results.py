@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
+import platform
 import re
 import shlex
 import shutil
@@ -21,10 +23,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from engines.placement import cores, versions
 from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from runtime.commands.entry import Parser, command
-from scripts.machine import machine
 from scripts.paths import RESULTS, ROOT
 
 Rows = Sequence[Sequence[str]]
@@ -71,6 +75,21 @@ def save(path: Path, made_by: str, figures: Mapping[str, Any]) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_plain({**about, "figures": figures}), indent=1) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, GPUs, load and versions."""
+    names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    model = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.processor())
+    packages = "torch transformers numpy numba triton onnxruntime onnxruntime-gpu openvino tensorrt tensorrt-rtx"
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "processor": f"{model}, {platform.machine()}",
+        "cores": cores(),
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {gpu.major}.{gpu.minor}" for gpu in gpus],
+        "load_before": os.getloadavg()[0],
+        "versions": {"python": platform.python_version()} | versions(*packages.split()),
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -14,13 +14,11 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -29,7 +27,7 @@ from scripts.demo import batches, dataset
 from scripts.demo.questions import Author
 from scripts.demo.schemas import Schema, make_schema
 from scripts.demo.tokenizer import TEMPLATE
-from scripts.demo.train import RECIPES, Recipe, fit, logits_of
+from scripts.demo.train import RECIPES, Recipe, fit, surprises
 from scripts.paths import DEMO
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -118,7 +116,6 @@ def make(words: PreTrainedTokenizerFast, recipe: Recipe, step: int) -> batches.B
     return batches._batch(rows, batches.ROW)
 
 
-@torch.no_grad()
 def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int) -> dict[str, float]:
     """Mean negative log-likelihood per token (nats) of queries behind their derivations, on development questions."""
     rng, losses = random.Random("development:thoughts"), list[torch.Tensor]()
@@ -127,9 +124,7 @@ def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int)
         question = Author(rng, schema, True).write()
         said = f"{schema.prompt()}{dataset.question_prompt(question.text)}{OPEN}"
         said += derivation(schema, question.gold, rng) + CLOSE
-        prompt, answer = words([said, f" {question.gold}{dataset.END}"])["input_ids"]
-        logits = logits_of(model, {"input_ids": torch.tensor([prompt + answer])})[0, len(prompt) - 1 : -1]
-        losses.append(F.cross_entropy(logits, torch.tensor(answer), reduction="none"))
+        losses.append(surprises(model, words, said, f" {question.gold}{dataset.END}"))
     return {"development_sql": round(float(torch.cat(losses).mean()), 4)}
 
 
@@ -137,12 +132,7 @@ def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int)
 def main() -> None:
     parser = Parser(prog="scripts.demo.think", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="for target/ and auxiliary/; a model that is there is kept")
-    parser.add_argument("--show", type=int, help="print so many examples and train nothing")
     args = parser.parse_args()
-    if args.show:
-        for start, pairs in islice(groups(0), args.show):
-            print(f"{start}{pairs[0][0]}{pairs[0][1]}\n")
-        return
     args.folder.mkdir(parents=True, exist_ok=True)
     words = vocabulary()
     for role, recipe in THINKING.items():

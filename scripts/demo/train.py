@@ -180,15 +180,19 @@ def backward(model: Any, batch: Batch, guide: Any) -> dict[str, float]:
 
 
 @torch.no_grad()
+def surprises(model: PreTrainedModel, words: PreTrainedTokenizerFast, prompt: str, answer: str) -> torch.Tensor:
+    """Negative log-likelihood (nats) of each token of an answer behind a prompt."""
+    before, behind = words([prompt, answer])["input_ids"]
+    logits = logits_of(model, {"input_ids": torch.tensor([before + behind])})[0, len(before) - 1 : -1]
+    return F.cross_entropy(logits, torch.tensor(behind), reduction="none")
+
+
 def held_out(model: PreTrainedModel, words: PreTrainedTokenizerFast, count: int) -> dict[str, float]:
     """Mean negative log-likelihood per answer token (nats) on a few development examples of each kind."""
     found = {}
     for kind in dataset.SIZES["development"]:
-        losses = []
-        for example in dataset.load("development", kind)[:count]:
-            prompt, answer = words([example.prompt, example.answer + dataset.END])["input_ids"]
-            logits = logits_of(model, {"input_ids": torch.tensor([prompt + answer])})[0, len(prompt) - 1 : -1]
-            losses.append(F.cross_entropy(logits, torch.tensor(answer), reduction="none"))
+        examples = dataset.load("development", kind)[:count]
+        losses = [surprises(model, words, one.prompt, one.answer + dataset.END) for one in examples]
         found[f"development_{kind}"] = round(float(torch.cat(losses).mean()), 4)
     return found
 
