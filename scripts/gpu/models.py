@@ -107,10 +107,10 @@ def pair_of(engines: Sequence[TorchEngine], tokenizer: Any) -> Pair:
     return Pair(target, auxiliary, tokenizer, target.spec.vocab_size, (0,), weights, DecodingParams())
 
 
-def open_llm(pair: Pair, captured: bool, record: Sequence[DecodingParams] = ()) -> LLM:
+def open_llm(pair: Pair, captured: bool) -> LLM:
     """The runtime of a pair, its blocks captured as CUDA graphs or run by the host; on a CPU, always by the host."""
     recorder = Recorder("cpu") if pair.device.type == "cpu" else None
-    return LLM(pair, RuntimeConfig(graphs=captured, prefix_tokens=0), record=record, recorder=recorder)
+    return LLM(pair, RuntimeConfig(graphs=captured, prefix_tokens=0), record=(), recorder=recorder)
 
 
 class FromHost(Engine):
