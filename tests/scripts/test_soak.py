@@ -51,7 +51,7 @@ def test_a_server_under_attack_gives_every_control_stream_its_text(demo_pair: Pa
 def test_a_replica_that_does_not_come_back_is_found(later: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
     known, struck = [{1: 4.0, 2: 1.0}], list[int]()
     monkeypatch.setattr(wire, "replicas", lambda _: known.pop() if known else later)
-    monkeypatch.setattr(wire.os, "kill", lambda pid, _: struck.append(pid))
+    monkeypatch.setattr("os.kill", lambda pid, _: struck.append(pid))
     monkeypatch.setattr(wire, "RECOVERY", 0.05)
     striking = wire.strike(signal.SIGKILL)(Server("", 0), 0)
     if later.keys() == {2, 3}:
