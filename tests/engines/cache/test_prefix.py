@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from engines.base import KV_PAGE
 from engines.cache.columns import ColumnCache, ColumnPrefixCache
-from mtad import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, DecodingParams
 from tests.support.mock_engine import mock_spec
+from tests.support.waiting import own
 
 BASE = DecodingParams(max_tokens=12, ignore_eos=True, seed=5)
 
@@ -116,23 +115,23 @@ def test_whatever_is_stored_and_evicted_what_is_found_is_right(seed: int) -> Non
 
 
 @pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
-def test_tokens_are_the_same_with_and_without_kept_prefixes(pair_folders: Callable[[str], Path], method: str) -> None:
-    keeping = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
-    forgetting = LLM(keeping.pair, RuntimeConfig(prefix_tokens=0))
+def test_tokens_are_the_same_with_and_without_kept_prefixes(plain: LLM, method: str) -> None:
+    keeping = own(plain)
+    forgetting = own(plain, prefix_tokens=0)
     shared = "You answer questions about databases with one SQL query and nothing else. " * 2
     prompts = [shared + end for end in ("How many singers?", "List names.", "How many singers are there?")]
     params = replace(BASE, method=method)
-    plain = [forgetting.generate(prompt, params)[0] for prompt in prompts]
+    expected = [forgetting.generate(prompt, params)[0] for prompt in prompts]
     reusing = [keeping.generate(prompt, params)[0] for prompt in prompts]
-    assert [r.token_ids for r in reusing] == [r.token_ids for r in plain]
-    assert [r.logprobs for r in reusing] == [r.logprobs for r in plain]
-    assert [r.statistics.reused_tokens for r in plain] == [0, 0, 0]
+    assert [r.token_ids for r in reusing] == [r.token_ids for r in expected]
+    assert [r.logprobs for r in reusing] == [r.logprobs for r in expected]
+    assert [r.statistics.reused_tokens for r in expected] == [0, 0, 0]
     assert reusing[0].statistics.reused_tokens == 0
     assert all(r.statistics.reused_tokens >= KV_PAGE for r in reusing[1:])
 
 
-def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(pair_folders: Callable[[str], Path]) -> None:
-    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1, prefix_tokens=0))
+def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(plain: LLM) -> None:
+    llm = own(plain, prefix_tokens=0)
     prompts = ["SELECT name FROM people WHERE age > a", "SELECT name FROM people WHERE age > b"]
     alone = [llm.generate(prompt, BASE)[0].token_ids for prompt in prompts]
     together = llm.generate(prompts, BASE)
@@ -140,18 +139,18 @@ def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(pair_f
     assert together[1].statistics.reused_tokens >= 16
 
 
-def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(pair_folders: Callable[[str], Path]) -> None:
-    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
+def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(plain: LLM) -> None:
+    llm = own(plain)
     prompt = [3 + i % 200 for i in range(100)]
-    expected = LLM(llm.pair, RuntimeConfig(prefix_tokens=0)).generate(prompt, BASE)[0].token_ids
+    expected = own(plain, prefix_tokens=0).generate(prompt, BASE)[0].token_ids
     llm.generate(prompt, replace(BASE, method="sample"))
     result = llm.generate(prompt, BASE)[0]
     assert result.statistics.reused_tokens == KV_PAGE
     assert result.token_ids == expected
 
 
-def test_nobody_learns_how_a_prompt_of_another_salt_began(pair_folders: Callable[[str], Path]) -> None:
-    llm = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
+def test_nobody_learns_how_a_prompt_of_another_salt_began(plain: LLM) -> None:
+    llm = own(plain)
     prompt = [3 + i % 200 for i in range(100)]
 
     def run(*salts: str) -> list[int]:
