@@ -29,6 +29,7 @@ from export.verification.verify import expect, verify_activations
 from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import InvalidInput
 from runtime import pair
+from runtime.pair import Pair
 from runtime.tuning.measure import answer
 from tests.support.chi_square import p_value
 from tests.support.schedules import run_schedule
@@ -53,8 +54,13 @@ def folder(pair_folders: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return LLM(folder, FLOAT32)
+def opened(folder: Path) -> Pair:
+    return pair.open_pair(folder, FLOAT32)
+
+
+@pytest.fixture
+def llm(opened: Pair) -> LLM:
+    return LLM(opened, RuntimeConfig())
 
 
 def test_an_engine_that_nobody_holds_takes_no_memory(folder: Path) -> None:
@@ -65,20 +71,24 @@ def test_an_engine_that_nobody_holds_takes_no_memory(folder: Path) -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_default_type_is_near_the_checkpoint(folder: Path, reference: LlamaForCausalLM, threads: int) -> None:
-    """That is bfloat16 where the CPU has it.
+@pytest.mark.parametrize("threads", sorted({1, 2, cores()}))
+def test_the_default_type_is_near_the_checkpoint_and_threads_are_bound_to_cores_where_they_have_all_of_them(
+    folder: Path, reference: LlamaForCausalLM, threads: int
+) -> None:
+    """The type is bfloat16 where the CPU has it; bound to some cores, every process would have the first ones.
 
-    Several threads run OpenVINO's own MLP then, for which the graph has to have its weights as it expects them.
+    Several threads run OpenVINO's own MLP, for which the graph has to have its weights as it expects them.
     """
     engine = open_engine(folder / "target", Placement(provider="openvino", threads=threads))
     assert engine.name.endswith("bfloat16" if computes_bfloat16() else "float32")
     assert verify_activations(engine, expect(reference, engine.spec), precision="int8") < 0.05
     assert isinstance(engine, OpenVinoEngine)
-    operators = engine._request.get_compiled_model().get_runtime_model().get_ops()
+    compiled = engine._request.get_compiled_model()
+    operators = compiled.get_runtime_model().get_ops()
     fused = sum(operator.get_rt_info()["layerType"].astype(str) == "LLMMLP" for operator in operators)
     amx = "amx_bf16" in Path("/proc/cpuinfo").read_text()
     assert fused == (engine.spec.layers if amx and threads > 1 else 0)
+    assert compiled.get_property("ENABLE_CPU_PINNING") == (threads >= cores())
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("int8", "u8"), ("int4", "u4")])
@@ -99,15 +109,6 @@ def test_weights_stay_quantized_with_one_zero_point_and_activations_share_scales
         assert [one.get_element_type().get_type_name() for one in (weights, zeros)] == [kind, kind]
         assert zeros.get_shape() == [1]
     assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == block_size(1024)
-
-
-@pytest.mark.parametrize("threads", [1, cores()])
-def test_threads_are_bound_to_cores_where_they_have_all_of_them(folder: Path, threads: int) -> None:
-    """Else every process would have its threads on the first cores."""
-    engine = open_engine(folder / "target", Placement(threads=threads, provider="openvino"), 1)
-    assert isinstance(engine, OpenVinoEngine)
-    pinned = engine._request.get_compiled_model().get_property("ENABLE_CPU_PINNING")
-    assert pinned == (threads == cores())
 
 
 @pytest.mark.slow
@@ -137,8 +138,7 @@ def test_a_prompt_that_starts_as_an_earlier_one_shares_its_pages_within_a_salt_o
     llm.loop.caches.check_integrity()
 
 
-def test_a_second_loop_on_the_pair_keeps_prefixes_in_place_of_the_first_ones(folder: Path) -> None:
-    llm = LLM(folder, FLOAT32)
+def test_a_second_loop_on_the_pair_keeps_prefixes_in_place_of_the_first_ones(llm: LLM) -> None:
     params, prompt = DecodingParams(max_tokens=8, ignore_eos=True, seed=4), "kept by the first loop " * 6
     expected = llm.generate(prompt, params)[0]
     second = LLM(llm.pair, RuntimeConfig())
@@ -149,9 +149,8 @@ def test_a_second_loop_on_the_pair_keeps_prefixes_in_place_of_the_first_ones(fol
 
 
 def test_prompts_of_one_step_are_computed_in_one_run_and_kept_behind_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = LLM(folder, FLOAT32)
     engine = llm.pair.target
     assert isinstance(engine, OpenVinoEngine)
     infer = Mock(wraps=engine._infer)
@@ -181,10 +180,9 @@ def test_a_run_that_fails_leaves_prompts_to_the_next(folder: Path, monkeypatch: 
     torch.testing.assert_close(engine.step(step), expected)
 
 
-def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_is_timed_without_the_prompts(opened: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that answer have the tokens of a block and nothing else; without being told, prompts ride along."""
-    llm = LLM(folder, replace(FLOAT32, prefix_tokens=0))
-    engine = llm.pair.target
+    llm, engine = LLM(opened, RuntimeConfig(prefix_tokens=0)), opened.target
     assert isinstance(engine, OpenVinoEngine)
     infer = Mock(wraps=engine._infer)
     monkeypatch.setattr(engine, "_infer", infer)
@@ -202,8 +200,8 @@ def test_decoding_is_timed_without_the_prompts(folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_what_blocks_take_is_learnt_from_blocks_without_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, told = LLM(folder, replace(FLOAT32, prefix_tokens=0)), list[bool]()
+def test_what_blocks_take_is_learnt_from_blocks_without_prompts(opened: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, told = LLM(opened, RuntimeConfig(prefix_tokens=0)), list[bool]()
     params = DecodingParams(method="mtad", max_tokens=30, ignore_eos=True, seed=1)
     first, second = (llm.add("a name " * 12, replace(params, seed=seed)) for seed in range(2))
     llm.step()
@@ -211,9 +209,10 @@ def test_what_blocks_take_is_learnt_from_blocks_without_prompts(folder: Path, mo
     for _ in range(3):
         llm.step()
     llm.cancel(second)
-    llm.add("SELECT " * 12, params)
+    rest = llm.add("SELECT " * 12, params)
     while first.finish_reason is None:
         llm.step()
+    llm.cancel(rest)
     assert told == [True] * 3 + [False] + [True] * (len(told) - 4)
 
 
