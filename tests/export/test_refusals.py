@@ -25,9 +25,9 @@ from tests.support.folders import change_json, names
 
 
 @pytest.fixture
-def pair_copy(pair_folder: Path, tmp_path: Path) -> Path:
+def pair_copy(pair_folders: Callable[[str], Path], tmp_path: Path) -> Path:
     """A copy of an exported pair, to be damaged."""
-    return Path(shutil.copytree(pair_folder, tmp_path / "copy"))
+    return Path(shutil.copytree(pair_folders("onnx"), tmp_path / "copy"))
 
 
 BROKEN = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
@@ -215,8 +215,11 @@ class TestOpening:
             open_pair(folder)
 
     @pytest.mark.parametrize("action", ["missing", "damaged"])
-    def test_missing_or_damaged_model_files_are_one_clear_error(self, pair_copy: Path, action: str) -> None:
-        folder = pair_copy / "auxiliary"
+    def test_missing_or_damaged_model_files_are_one_clear_error(
+        self, pair_folder: Path, tmp_path: Path, action: str
+    ) -> None:
+        pair = shutil.copytree(pair_folder, tmp_path / "pair")
+        folder = pair / "auxiliary"
         present = [f for f in ("model.onnx", "model.onnx.data", "model.safetensors") if (folder / f).exists()]
         assert present
         for file in present:
@@ -226,9 +229,9 @@ class TestOpening:
             else:
                 (folder / file).write_bytes(whole[:50])
             with pytest.raises(InvalidInput, match=file if action == "missing" else "cannot be opened"):
-                open_pair(pair_copy)
+                open_pair(pair)
             (folder / file).write_bytes(whole)
-        open_pair(pair_copy)
+        open_pair(pair)
 
     @pytest.mark.parametrize(
         ("values", "words"),
