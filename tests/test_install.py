@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,6 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -27,17 +27,46 @@ from tests.support.waiting import PATIENCE, STARTING, until
 PACKAGES = ("engines", "export", "mtad", "runtime")
 
 
-def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+JOBS = """
+import json, os, sys
+import numba, onnxruntime, torch, transformers.modeling_utils  # what takes long to import; nothing of it is ours
+
+for job in json.load(sys.stdin):
+    child = os.fork()
+    if not child:
+        break
+    assert os.waitpid(child, 0)[1] == 0, job
+else:
+    sys.exit()
+if isinstance(job, str):
+    exec(job)
+else:
+    sys.argv = ["mtad", *job]
+    from runtime.commands.main import main
+
+    main()
+"""
+"""Runs code, and `mtad` with words, each in a fork that has imported nothing of ours before."""
+
+
+def outside() -> dict[str, str]:
+    """The environment of a process that does not find this checkout."""
+    return {**os.environ, "PYTHONPATH": ""}
+
+
+def run(*command: str | Path, cwd: Path, code: int = 0, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends with this code."""
     ran = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env={**os.environ, **environment},
+        env=outside(),
+        input=input,
         capture_output=True,
         text=True,
         check=False,
         timeout=STARTING,
     )
-    assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
+    assert ran.returncode == code, f"{command}: {ran.stdout}{ran.stderr}"
     return ran
 
 
@@ -50,15 +79,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, folder / "source")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / "source" / package, ignore=shutil.ignore_patterns("__pycache__"))
-    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    pip = (python, "-I", "-m", "pip", "--quiet", "--disable-pip-version-check")
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder)
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    there = (*pip, "--python", python)
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "source", cwd=folder)
     (wheel,) = folder.glob("*.whl")
-    run(*pip, "install", "--no-deps", "--no-compile", wheel, cwd=folder)
+    run(*there, "install", "--no-deps", "--no-compile", wheel, cwd=folder)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     link(site)
-    run(*pip, "check", cwd=folder)
+    run(*there, "check", cwd=folder)
     return python.parent
 
 
@@ -103,33 +133,29 @@ def test_every_command_of_the_pages_runs_as_printed_on_the_wheel(installed: Path
 
     Of other pages, those that the README lacks: that the options of all exist, the tests of the pages show.
     """
-    outside = {"PYTHONPATH": ""}
     _, _, exports, serves = blocks(ROOT / "README.md", "bash")
-    commands = run("bash", "-ec", exports, cwd=elsewhere, **outside)
-    (code,) = blocks(ROOT / "README.md", "python")
-    python = run(installed / "python", "-c", code, cwd=elsewhere, **outside)
+    commands = run("bash", "-ec", exports, cwd=elsewhere)
     assert "build/my-pair\n" in commands.stdout
     assert "mtad generate build/my-pair" in commands.stderr, "the next command is said"
     assert "tokens per pass" in commands.stderr
-    assert python.stdout.strip()
     assert "SELECT AVG(age) FROM singer" in commands.stdout, "what the README says it answers"
-    environment = {**os.environ, **outside}
-    where: dict[str, Any] = {"cwd": elsewhere, "env": environment, "capture_output": True, "text": True}
-    refused = subprocess.run([installed / "mtad", "serve", "build/my-pair"], **where, check=False)
-    assert refused.returncode == 2, refused.stderr
+    refused = run(installed / "mtad", "serve", "build/my-pair", cwd=elsewhere, code=2)
     assert "the extra serve installs it" in refused.stderr
     (elsewhere / "build" / "demo-pair").symlink_to("my-pair")
     (elsewhere / "build" / "prompts.jsonl").write_text('{"prompt": "import os"}\n' * 4)
+    jobs: list[str | list[str]] = [*blocks(ROOT / "README.md", "python")]
     seen = {words[0] for words in commands_of(ROOT / "README.md", "mtad ")}
     few = "--method=block", "--dry-run", '--params={"max_tokens": 16}'
     for page, less in (("quickstart", ()), ("check", ()), ("triton", ()), ("tuning", few)):
         for words in commands_of(ROOT / "docs" / f"{page}.md", "mtad "):
             if words[0] not in seen:
-                run(installed / "mtad", *words, *less, cwd=elsewhere, **outside)
+                jobs.append([*words, *less])
                 seen.add(words[0])
     assert seen == COMMANDS.keys()
+    ran = run(installed / "python", "-c", JOBS, cwd=elsewhere, input=json.dumps(jobs))
+    assert re.match(r".+? (stop|length) \d\.\d+\n", ran.stdout, re.DOTALL), "what the README's code prints"
     link(next((installed.parent / "lib").glob("python*/site-packages")), "serve")
-    assert_serves(serves, elsewhere, {**environment, "PATH": f"{installed}:{os.environ['PATH']}"})
+    assert_serves(serves, elsewhere, {**outside(), "PATH": f"{installed}:{os.environ['PATH']}"})
 
 
 def assert_serves(text: str, folder: Path, environment: dict[str, str]) -> None:
