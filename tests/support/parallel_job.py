@@ -1,12 +1,14 @@
-"""What torchrun runs on two ranks: logits of shards, texts of a sharded pair, and what becomes of a rank that hangs.
+"""What torchrun runs on two ranks: a command, logits of shards, texts of a sharded pair; and then one of them hangs.
 
-Given are a pair's folder, and folders of checkpoints.
+Given are a port for the ranks of the command to meet at, a folder for their errors, a pair's folder, and folders of
+checkpoints.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -22,11 +24,28 @@ from engines.placement import Placement
 from engines.pytorch.hook import cache_shape
 from export.verification.verify import expect, verify
 from mtad import LLM, DecodingParams, RuntimeConfig
+from runtime.commands.main import main as run_command
 from runtime.scheduler.request import Request
 from tests.support.fake_cuda import FakeRecorder
+from tests.support.waiting import STARTING
 
 LONG = "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1 -- of the list, naïve " * 2
 """Longer than a kept page of 64 tokens, and than a chunk of prefill."""
+
+
+def generate(port: str, errors: Path, folder: str) -> None:
+    """`mtad generate` in a fork of each rank, as if torchrun had started it: it ends without an error."""
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    signal.alarm(int(STARTING))
+    os.dup2(os.open(errors / f"errors-{os.environ['RANK']}", os.O_CREAT | os.O_WRONLY), 2)
+    os.environ |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    options = ["--method", "mtad", "--max-tokens", "8", "--seed", "2", "--json", "--tensor-parallel", "2"]
+    sys.argv = ["mtad", "generate", folder, "def largest", *options]
+    run_command()
+    sys.exit()
 
 
 def families(*folders: str) -> None:
@@ -88,8 +107,9 @@ def pair(folder: str) -> LLM:
     return launched
 
 
-def main(folder: str, *checkpoints: str) -> None:
+def main(port: str, errors: str, folder: str, *checkpoints: str) -> None:
     """At the end, decode until another rank is gone."""
+    generate(port, Path(errors), folder)
     families(*checkpoints)
     llm = pair(folder)
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))

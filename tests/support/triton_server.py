@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +21,7 @@ from typing import Any
 
 from tests.support.held import FILE, Hold
 from tests.support.paths import ROOT
+from tests.support.ports import free_ports
 
 INSTALLED = Path(sys.prefix) / "triton"
 """Where `scripts/triton.txt` is installed."""
@@ -57,18 +56,6 @@ def make_environment(folder: Path) -> Path:
         )
     )
     return folder
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now, and that the system gives nobody who asks for any."""
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    found: list[int] = []
-    for port in random.SystemRandom().sample([one for one in range(20_000, 65_536) if not low <= one <= high], 1000):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise OSError("no free ports")
 
 
 class TritonServer:

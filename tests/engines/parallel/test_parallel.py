@@ -26,6 +26,7 @@ from engines.parallel.worker import RankFailed, launched_rank
 from mtad import LLM, DecodingParams
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, GROUPED, write_model
+from tests.support.ports import free_ports
 from tests.support.waiting import STARTING
 
 PairFolders = Callable[[str], Path]
@@ -36,23 +37,9 @@ sharding = pytest.mark.skipif(
 )
 
 
-def torchrun(*arguments: object) -> subprocess.Popen[str]:
-    """Start two ranks of a module, with what it is given."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    return subprocess.Popen([*launch, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finished(job: subprocess.Popen[str]) -> str:
-    """What a job has printed, once all its ranks have ended without an error."""
-    printed, errors = job.communicate(timeout=STARTING)
-    assert job.returncode == 0, errors
-    assert "Traceback" not in errors
-    return printed
-
-
 @sharding
 @pytest.mark.slow
-def test_shards_have_the_checkpoints_logits_a_pair_its_tokens_and_a_rank_that_hangs_ends_the_job(
+def test_one_rank_prints_shards_have_the_checkpoints_logits_a_pair_its_tokens_and_a_rank_that_hangs_ends_the_job(
     pair_folders: PairFolders, tmp_path: Path
 ) -> None:
     """Of every family with a plan; of a mixed batch. A rank that has died torchrun notices itself."""
@@ -61,9 +48,22 @@ def test_shards_have_the_checkpoints_logits_a_pair_its_tokens_and_a_rank_that_ha
     configs["llama-3"].vocab_size = 319  # shards of the head are not of one size
     configs["mixtral"] = MixtralConfig(**GROUPED, num_hidden_layers=2, num_local_experts=4)
     folders = [write_model(tmp_path / name, config) for name, config in configs.items()]
-    job = torchrun("tests.support.parallel_job", pair_folders("torch"), *folders)
+    params = DecodingParams(method="mtad", max_tokens=8, seed=2)
+    expected = LLM(pair_folders("torch")).generate("def largest", params)
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.support.parallel_job", str(port), str(tmp_path), str(pair_folders("torch"))]
+    command += map(str, folders)
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert job.stdout is not None
-    assert job.stdout.readline() == "decoded\n", job.communicate()[1]
+    printed = list[str]()
+    while printed[-1:] not in (["decoded\n"], [""]):
+        printed.append(job.stdout.readline())
+    errors = "".join(path.read_text() for path in tmp_path.glob("errors-*"))
+    assert printed[-1] == "decoded\n", errors + job.communicate()[1]
+    assert "Traceback" not in errors
+    answers = [json.loads(line)["token_ids"] for line in printed if line.startswith("{")]
+    assert answers == [expected[0].token_ids]
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     (other,) = (int(child) for child in children if "\0RANK=1\0" in Path(f"/proc/{child}/environ").read_text())
     os.kill(other, signal.SIGSTOP)
@@ -72,17 +72,6 @@ def test_shards_have_the_checkpoints_logits_a_pair_its_tokens_and_a_rank_that_ha
     os.kill(other, signal.SIGCONT)  # torchrun would wait half a minute for it to end
     job.communicate(timeout=STARTING)
     assert job.returncode == 1
-
-
-@sharding
-@pytest.mark.slow
-def test_one_rank_prints_and_all_end(pair_folders: PairFolders) -> None:
-    options = ["--method", "mtad", "--max-tokens", "8", "--seed", "2", "--json", "--tensor-parallel", "2"]
-    command = "runtime.commands.main", "generate", pair_folders("torch"), "def largest", *options
-    answers = [json.loads(line) for line in finished(torchrun(*command)).splitlines() if line.startswith("{")]
-    params = DecodingParams(method="mtad", max_tokens=8, seed=2)
-    expected = LLM(pair_folders("torch")).generate("def largest", params)
-    assert [answer["token_ids"] for answer in answers] == [expected[0].token_ids]
 
 
 @pytest.mark.parametrize(
