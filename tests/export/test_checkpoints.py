@@ -191,7 +191,7 @@ def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -
         find("target", str(adapter))
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_a_gguf_file_is_a_checkpoint_of_what_its_numbers_stand_for(kind: str, tmp_path: Path) -> None:
     source, path = make_checkpoint(tmp_path / "source", seed=1), tmp_path / "model.gguf"
     expected = write_gguf(path, load_file(source / "model.safetensors"), kind)

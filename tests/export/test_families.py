@@ -16,7 +16,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     BloomConfig,
-    FalconConfig,
     GlmConfig,
     GraniteConfig,
     Llama4TextConfig,
@@ -188,13 +187,9 @@ class TestRefusal:
         ("config", "words"),
         [
             (BloomConfig(vocab_size=300, hidden_size=64, n_layer=1, n_head=4), "its attention is its own"),
-            (
-                FalconConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1, num_attention_heads=4),
-                "its attention is its own",
-            ),
             (MambaConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1), "keep more than keys and values"),
         ],
-        ids=["bloom", "falcon", "mamba"],
+        ids=["bloom", "mamba"],
     )
     def test_a_model_without_such_a_cache_or_attention(
         self, tmp_path: Path, config: PretrainedConfig, words: str

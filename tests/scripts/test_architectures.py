@@ -31,10 +31,10 @@ def test_a_mistyped_name_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "'lama'" in line
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2"])
-def test_an_architecture_is_refused_for_the_reason_in_the_table(kind: str, tmp_path: Path) -> None:
-    assert attempt(kind, tmp_path) == FIGURES[kind]
-    assert "keep more than keys and values, or a state" in FIGURES[kind]["state"]
+def test_an_architecture_is_refused_for_the_reason_in_the_table(tmp_path: Path) -> None:
+    found = attempt("qwen3_5_text", tmp_path)
+    assert found == FIGURES["qwen3_5_text"]
+    assert "keep more than keys and values, or a state" in found["state"]
 
 
 @pytest.mark.slow

@@ -72,9 +72,9 @@ def test_logits_that_are_not_numbers_are_different(onnx_copy: Path, run: Run) ->
 
 
 def test_the_checkpoint_gives_no_logits_but_those_that_are_compared(
-    checkpoints: tuple[Path, Path], pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: tuple[Path, Path], pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, spec = find("target", str(checkpoints[0])).load(torch.float32), read_spec(pair_folder / "target")
+    model, spec = find("target", str(checkpoints[0])).load(torch.float32), read_spec(pair_folders("torch") / "target")
     expected, widths = expect(model, spec)[1], set[int]()
     monkeypatch.setattr("export.verification.verify.LOGITS", 1)
     model.lm_head.register_forward_hook(lambda head, inputs, logits: widths.add(logits.shape[1]))
@@ -84,9 +84,9 @@ def test_the_checkpoint_gives_no_logits_but_those_that_are_compared(
 
 @pytest.mark.parametrize(("largest", "limit"), [(3.0, 1e-4), (130.0, 3.9e-3)])
 def test_large_logits_may_differ_in_proportion(
-    largest: float, limit: float, pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+    largest: float, limit: float, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, logits = open_engine(pair_folder / "target"), torch.tensor([[0.0, -largest]])
+    engine, logits = open_engine(pair_folders("torch") / "target"), torch.tensor([[0.0, -largest]])
     monkeypatch.setattr("export.verification.verify.run_engine", lambda engine, case: logits)
     cases = make_cases(engine.spec, None)[:1]
     verify(engine, (cases, logits + 0.9 * limit))
