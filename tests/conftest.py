@@ -11,13 +11,14 @@ import gc
 import importlib
 import inspect
 import io
+import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tests.support.live_server import LiveServer
 
 
-SLOW_FIXTURES = {"demo_pair", "family_engine", "target_graphs"}
+SLOW_FIXTURES = {"demo_pair", "family_engine", "rtx_pair", "target_graphs"}
 """Fixtures that export; tests with one of them are slow, marked so or not."""
 
 
@@ -251,6 +252,41 @@ def pair_folders(checkpoints: tuple[Path, Path], shared: Path) -> Callable[[str]
         export_pair(folder, ExportOptions(*map(str, checkpoints), rows=4, capacity=256, format=format))
 
     return lambda name: once(shared / "pairs" / name, functools.partial(write, name))
+
+
+@pytest.fixture(scope="session")
+def calibration(shared: Path) -> Path:
+    """Prompts with answers, to calibrate with."""
+    lines = [{"prompt": "SELECT name FROM singer WHERE age > ", "answer": f"{n} ORDER BY age"} for n in range(4)]
+    return once(shared / "calibration.jsonl", lambda path: path.write_text("\n".join(map(json.dumps, lines))))
+
+
+@pytest.fixture(scope="session")
+def rtx_export(checkpoints: tuple[Path, Path], calibration: Path) -> Callable[..., bool]:
+    """Export the pair as plans of TensorRT-RTX for a GPU, the target's with products in 8 bits; keywords override."""
+    from export.options import ExportOptions
+    from export.pair import export_pair
+
+    options: dict[str, Any] = {
+        "format": "tensorrt-rtx",
+        "compute_capabilities": ["8.9"],
+        "precision": "fp8",
+        "auxiliary_precision": "float16",
+        "calibration": calibration,
+    }
+
+    def export(folder: Path, **changes: Any) -> bool:
+        return export_pair(
+            folder, ExportOptions(*map(str, checkpoints), rows=4, capacity=256, **{**options, **changes})
+        )
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def rtx_pair(rtx_export: Callable[..., bool], shared: Path) -> Path:
+    """The pair, exported so."""
+    return once(shared / "rtx" / "pair", rtx_export)
 
 
 @pytest.fixture(scope="session")

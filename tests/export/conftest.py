@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,12 +45,3 @@ def export(checkpoints: tuple[Path, Path], tmp_path: Path, stages: list[str]) ->
 def exported(export: Callable[..., bool], shared: Path, tmp_path: Path) -> Path:
     """`tmp_path`/pair, as `export` has made it once for all tests."""
     return Path(shutil.copytree(once(shared / "quick-pair", export), tmp_path / "pair"))
-
-
-@pytest.fixture(scope="session")
-def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts with answers, to calibrate with."""
-    path = tmp_path_factory.mktemp("calibration") / "text.jsonl"
-    lines = [{"prompt": "SELECT name FROM singer WHERE age > ", "answer": f"{n} ORDER BY age"} for n in range(4)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path

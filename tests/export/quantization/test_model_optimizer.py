@@ -6,11 +6,10 @@ import importlib.util
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,8 +24,6 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
 from export.onnx.graph import write_graph
 from export.onnx.widen import rounded, write_widened
-from export.options import ExportOptions
-from export.pair import export_pair
 from export.quantization.model_optimizer import LONGEST, TOKENS, quantize_static
 from export.quantization.weight_only import matrices, quantized_weights
 from export.tensorrt import build_plan, plan_for
@@ -34,45 +31,23 @@ from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify, ver
 from mtad.errors import InvalidInput
 from tests.support.tensorrt import PLAN, SPEC
 
-TARGETS = ["8.9", "12.0"]
-"""Compute capabilities: Ada Lovelace, Blackwell."""
 
-
-def export(folder: Path, checkpoints: Sequence[Path], calibration: Path | None, **changes: Any) -> bool:
-    options: dict[str, Any] = {
-        "rows": 2,
-        "capacity": 128,
-        "format": "tensorrt-rtx",
-        "compute_capabilities": TARGETS,
-        "precision": "fp8",
-        "auxiliary_precision": "int8-static",
-        "calibration": calibration,
-        **changes,
-    }
-    return export_pair(folder, ExportOptions(*map(str, checkpoints), **options))
-
-
-@pytest.mark.slow
-def test_an_export_makes_plans_each_of_its_own_precision_and_reports_what_was_executed(
-    checkpoints: tuple[Path, Path], calibration: Path, tmp_path: Path
-) -> None:
-    """The target in fp8, and in int8 as the auxiliary."""
-    assert export(tmp_path / "pair", checkpoints[:1] * 2, calibration)
-    assert list(tmp_path.iterdir()) == [tmp_path / "pair"]
-    for name, precision in (("target", "fp8"), ("auxiliary", "int8-static")):
-        folder = tmp_path / "pair" / name
-        made = "engine.json", "model.engine", "quantization.json", "tokenizer.json", "tokenizer_config.json"
-        assert {file.name for file in folder.iterdir()} == set(made)
-        spec, report = read_spec(folder), json.loads((folder / "quantization.json").read_text())
-        assert (spec.precision, spec.dtype, report["precision"]) == (precision, "float16", precision)
-        assert spec.plan is not None
-        assert spec.plan.compute_capabilities == tuple(TARGETS)
-        assert spec.versions["nvidia-modelopt"]
-        assert "on a CPU" in report["executed"]
-        assert report["bytes"]["engine"] == (folder / "model.engine").stat().st_size
-        assert report["verification"]["computed_in_float32"] <= WIDENED["float16"]
-        assert 0 < report["verification"]["activations"] <= ACTIVATIONS[precision]
-        assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
+def test_an_export_makes_plans_each_of_its_own_precision_and_reports_what_was_executed(rtx_pair: Path) -> None:
+    assert {path.name for path in rtx_pair.parent.iterdir()} == {"pair", "pair.lock"}
+    folder, made = rtx_pair / "target", {"engine.json", "model.engine", "tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in (rtx_pair / "auxiliary").iterdir()} == made
+    assert {file.name for file in folder.iterdir()} == made | {"quantization.json"}
+    assert read_spec(rtx_pair / "auxiliary").precision == "float16"
+    spec, report = read_spec(folder), json.loads((folder / "quantization.json").read_text())
+    assert (spec.precision, spec.dtype, report["precision"]) == ("fp8", "float16", "fp8")
+    assert spec.plan is not None
+    assert spec.plan.compute_capabilities == ("8.9",)
+    assert spec.versions["nvidia-modelopt"]
+    assert "on a CPU" in report["executed"]
+    assert report["bytes"]["engine"] == (folder / "model.engine").stat().st_size
+    assert report["verification"]["computed_in_float32"] <= WIDENED["float16"]
+    assert 0 < report["verification"]["activations"] <= ACTIVATIONS["fp8"]
+    assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
 
 
 @pytest.mark.parametrize("kind", [onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN])
@@ -132,14 +107,14 @@ def test_without_capabilities_fp8_is_built_for_all_that_have_it() -> None:
 
 
 def test_a_missing_model_optimizer_is_named_with_its_extra(
-    checkpoints: tuple[Path, Path], calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rtx_export: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "modelopt" else find(name, *rest)
     )
     with pytest.raises(InvalidInput, match="modelopt is not installed; the extra quantized"):
-        export(tmp_path / "pair", checkpoints, calibration)
+        rtx_export(tmp_path / "pair")
     assert not list(tmp_path.iterdir())
 
 
@@ -162,8 +137,7 @@ def test_it_is_given_bounded_text_and_what_it_says_last_is_the_error(
 
 @pytest.mark.slow
 def test_an_export_that_ends_while_it_quantises_leaves_nothing(
-    checkpoints: tuple[Path, Path],
-    calibration: Path,
+    rtx_export: Callable[..., bool],
     pair_folders: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -174,5 +148,5 @@ def test_an_export_that_ends_while_it_quantises_leaves_nothing(
     monkeypatch.setattr("export.pair.write_plain", lambda folder, *_: shutil.copytree(pair_folders("onnx"), folder))
     monkeypatch.setattr("export.engine.quantize_static", fail)
     with pytest.raises(KeyboardInterrupt):
-        export(tmp_path / "pair", checkpoints, calibration)
+        rtx_export(tmp_path / "pair")
     assert not list(tmp_path.iterdir())
