@@ -39,7 +39,7 @@ from tests.support.tensorrt import ADA, PLAN, SPEC
 pytestmark = pytest.mark.usefixtures("traced_once")
 
 
-@pytest.fixture(params=[("tensorrt", "operator"), ("tensorrt-rtx", "operator"), ("tensorrt", "decomposed")])
+@pytest.fixture(params=[("tensorrt-rtx", "operator"), ("tensorrt", "decomposed")])
 def engine(request: pytest.FixtureRequest, target_graphs: dict[str, Path], tmp_path: Path) -> TensorRTEngine:
     format, attention = request.param
     plan = replace(PLAN, gpu=ADA.name) if format == "tensorrt" else PLAN
