@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from engines.base import KV_PAGE
-from tests.support.fake_tensorrt import ExecutionContextAllocationStrategy, ILogger
+from tests.support.fake_tensorrt import ExecutionContextAllocationStrategy, IExecutionContext, ILogger
 
 __all__ = ["ExecutionContextAllocationStrategy", "ILogger", "Runtime", "__version__"]
 __version__ = "10.14.1.48"
@@ -125,24 +125,10 @@ class Plan:
         return self.contexts[-1]
 
 
-class Context:
-    """`IExecutionContext`."""
-
+class Context(IExecutionContext):
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._memory = plan, 0
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._addresses: dict[str, int] = {}
-
-    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
-        return profile_index == 0
-
-    def set_device_memory(self, memory: int, size: int) -> None:
-        self._memory = size if memory else 0
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        least, largest = self._plan.bounds[name]
-        self._shapes[name] = shape
-        return len(shape) == len(least) and all(a <= b <= c for a, b, c in zip(least, shape, largest, strict=True))
+        super().__init__(None, [{name: plan.get_tensor_profile_shape(name, 0) for name in plan.bounds}])
+        self._plan = plan
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self._addresses[name] = memory
