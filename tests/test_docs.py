@@ -167,16 +167,29 @@ def test_the_example_of_a_new_engine_works(
         torch.testing.assert_close(plain.step(step), expected.step(step), rtol=1e-4, atol=1e-4)
 
 
-def run_test(test: str, folder: Path) -> None:
-    """Run a test on the copy of the rules that is in a folder."""
-    (folder / "test_example.py").write_text(test)
+@pytest.mark.slow
+def test_the_examples_of_a_new_rule_and_of_a_new_filter_work(tmp_path: Path) -> None:
+    """Functions, row, fields and tests, put where the page says, into a copy."""
+    page = ROOT / "CONTRIBUTING.md"
+    function, row, rule_test = (block for block in blocks(page) if "likely" in block)
+    diff, filter_test = (block for block in blocks(page) if "n_sigma" in block)
+    assert len((function + row + rule_test).splitlines()) <= 40
+    shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
+    rules, table = tmp_path / "mtad" / "rules" / "chain.py", tmp_path / "mtad" / "methods.py"
+    rules.write_text(f"{rules.read_text()}\n\n{function}")
+    opening = "METHODS: dict[str, Method] = {\n"
+    table.write_text(table.read_text().replace(opening, opening + row))
+    tests = {"test_likely.py": rule_test, "test_n_sigma.py": filter_test}
+    for name, test in tests.items():
+        (tmp_path / name).write_text(test)
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
-        cwd=folder,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=tmp_path,
         env={
             **os.environ,
-            "PYTHONPATH": str(folder),
-            "NUMBA_CACHE_DIR": str(folder),
+            "PYTHONPATH": str(tmp_path),
+            "NUMBA_CACHE_DIR": str(tmp_path),
             "NUMBA_OPT": "0",  # which is compiled sooner, and is not kept: nothing would read it again
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
@@ -185,24 +198,3 @@ def run_test(test: str, folder: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout
-
-
-@pytest.mark.slow
-def test_the_example_of_a_new_filter_works(tmp_path: Path) -> None:
-    diff, test = (block for block in blocks(ROOT / "CONTRIBUTING.md") if "n_sigma" in block)
-    shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
-    run_test(test, tmp_path)
-
-
-def test_the_example_of_a_new_rule_works(tmp_path: Path) -> None:
-    """Function, row and test, put where the page says, into a copy."""
-    page = ROOT / "CONTRIBUTING.md"
-    function, row, test = (block for block in blocks(page) if "likely" in block)
-    shutil.copytree(ROOT / "mtad", tmp_path / "mtad", ignore=shutil.ignore_patterns("__pycache__"))
-    rules, table = tmp_path / "mtad" / "rules" / "chain.py", tmp_path / "mtad" / "methods.py"
-    rules.write_text(f"{rules.read_text()}\n\n{function}")
-    opening = "METHODS: dict[str, Method] = {\n"
-    table.write_text(table.read_text().replace(opening, opening + row))
-    run_test(test, tmp_path)
-    assert len((function + row + test).splitlines()) <= 40
