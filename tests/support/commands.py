@@ -14,6 +14,8 @@ class Outcome(NamedTuple):
     err: str
 
 
+OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
+"""Of short answers that are the same every time."""
 Run = Callable[..., Outcome]
 """Takes a command, such as `generate`, its arguments, and as `stdin` what it reads."""
 

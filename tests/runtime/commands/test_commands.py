@@ -19,10 +19,9 @@ from runtime.commands.entry import DECODING
 from runtime.commands.main import main
 from runtime.commands.terminal import print_figures
 from runtime.scheduler.statistics import Counts, Statistics
-from tests.support.commands import Run, assert_refused
+from tests.support.commands import OPTIONS, Run, assert_refused
 
 PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
-OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
 
 
 def said(err: str, llm: LLM, texts: int = 1) -> bool:
@@ -37,30 +36,27 @@ def pair(pair_folders: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(pair: Path) -> Callable[[str], str]:
-    """The text that the library gives for a prompt."""
-    llm = LLM(pair, RuntimeConfig(threads=1))
-    return lambda prompt: llm.generate(prompt, PARAMS)[0].text
+def llm(pair: Path) -> LLM:
+    return LLM(pair, RuntimeConfig(threads=1))
 
 
-def test_prompts_come_from_arguments_files_or_standard_input(
-    run: Run, pair: Path, expected: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_prompts_come_from_arguments_files_or_standard_input(run: Run, pair: Path, llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("How many\nsingers?", encoding="utf-8")
     both = run("generate", pair, "SELECT", "--file", file, *OPTIONS)
-    llm, first, second = LLM(pair, RuntimeConfig(threads=1)), expected("SELECT"), expected(file.read_text())
+    asked = ["SELECT", file.read_text(), "where? 日本"]
+    first, second, third = (result.text for result in llm.generate(asked, PARAMS))
     assert (both.code, both.out) == (0, f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n")
     assert said(both.err, llm, texts=2)
-    typed = run("generate", pair, *OPTIONS, stdin="where? 日本".encode())
-    assert (typed.code, typed.out) == (0, expected("where? 日本") + "\n")
+    typed = run("generate", pair, *OPTIONS, stdin=asked[2].encode())
+    assert (typed.code, typed.out) == (0, third + "\n")
     assert said(typed.err, llm)
 
 
-def test_json_is_one_object_a_prompt(run: Run, pair: Path) -> None:
+def test_json_is_one_object_a_prompt(run: Run, pair: Path, llm: LLM) -> None:
     outcome = run("generate", pair, "SELECT", "Ωμέγα", "--json", *OPTIONS)
     assert (outcome.code, "\nmemory: " in outcome.err) == (0, True)
-    results = LLM(pair, RuntimeConfig(threads=1)).generate(["SELECT", "Ωμέγα"], PARAMS)
+    results = llm.generate(["SELECT", "Ωμέγα"], PARAMS)
     for line, result in zip(outcome.out.splitlines(), results, strict=True):
         values = json.loads(line)
         assert values.keys() == result.to_dict().keys()

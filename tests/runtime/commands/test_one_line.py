@@ -52,10 +52,10 @@ TUNE = "tune PAIR --prompts prompts.jsonl --threads 1 --method mtad"
         ("serve any --api-key-file nowhere", "api-key-file"),
         ("serve any --max-body big", "give bytes"),
         ("serve any --port 99999", "port = 99999"),
-        ("serve nowhere --port 0 --replicas 2", "no such folder"),
         ("serve any --port 0 --max-replicas 2", "only with --replicas"),
         ("serve any --host 192.0.2.1", "192.0.2.1:8000"),
         ("serve any --host 'no such host'", "no such host:8000"),
+        ("serve PAIR --port 0 --chat-template broken.jinja", "chat-template = "),
         ("triton nowhere models", "no such pair folder"),
         ("triton PAIR PAIR/models", "inside the pair folder"),
         ("triton PAIR models --model ../x", "model = '../x'"),
@@ -84,6 +84,7 @@ def test_a_mistake_is_named_and_nothing_is_written(
     for folder in ("empty", "any"):
         Path(folder).mkdir()
     Path("any", "pair.json").write_text("{}")
+    Path("broken.jinja").write_text("{% for %}")
     for file, count in (("few", 3), ("prompts", 4)):
         Path(f"{file}.jsonl").write_text(f"{json.dumps({'prompt': 'SELECT'})}\n" * count)
     names = dict(zip(("TARGET", "AUXILIARY"), map(str, checkpoints), strict=True))

@@ -9,15 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.commands import Run, assert_refused
+from runtime.commands.terminal import answer
+from tests.support.commands import OPTIONS, Run, assert_refused
 from tests.support.paths import ROOT
 from tests.support.waiting import PATIENCE, until
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-OPTIONS = ("--max-tokens", "8", "--seed", "3", "--ignore-eos", "--threads", "1")
 
 
 @pytest.fixture
@@ -43,14 +44,21 @@ def test_a_chat_outlives_a_full_context_and_questions_that_can_never_be_read(
     assert ran.err.count("not answered: messages: ") == 1, "a line that is not UTF-8"
 
 
-def test_a_cleared_chat_begins_anew(run: Run, pair_folders: Callable[[str], Path], template: Path) -> None:
-    def answers(typed: str) -> list[str]:
-        options = ("--chat-template", template, *OPTIONS)
-        return run("chat", pair_folders("torch"), *options, stdin=typed.encode()).out.splitlines()
+def test_a_cleared_chat_begins_anew(
+    run: Run, pair_folders: Callable[[str], Path], template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
 
-    cleared, alone = answers("How many?\n/clear\nWhere?"), answers("Where?")
-    assert cleared[-len(alone) :] == alone
-    assert answers("How many?\nWhere?")[-len(alone) :] != alone, "otherwise the conversation counts"
+    async def kept(*given: Any) -> str:
+        texts.append(await answer(*given))
+        return texts[-1]
+
+    monkeypatch.setattr("runtime.commands.chat.answer", kept)
+    typed = b"Where?\nHow many?\nWhere?\n/clear\nWhere?"
+    ran = run("chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, stdin=typed)
+    assert ran.out == "".join(f"{text}\n" for text in texts)
+    assert texts[3] == texts[0]
+    assert texts[2] != texts[0], "otherwise the conversation counts"
 
 
 def test_rows_that_no_machine_holds_are_refused_before_they_are_allocated(
