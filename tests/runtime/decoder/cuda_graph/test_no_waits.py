@@ -64,7 +64,7 @@ class Blank(Engine):
     [
         name if name == "mtad" else pytest.param(name, marks=pytest.mark.slow)
         for name, method in METHODS.items()
-        if method.captured
+        if method.captured and name not in ("sample", "speculative", "block")  # which give the block of mtad
     ],
 )
 def test_a_block_on_a_gpu_mixes_no_devices_and_asks_it_for_nothing(method: str) -> None:
