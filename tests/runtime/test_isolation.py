@@ -78,19 +78,17 @@ def test_on_a_real_engine_the_others_have_the_bits_they_would_have_had(
     assert not any(role.engine.cache.kv.isnan().any() for role in (llm.loop.caches.target, llm.loop.caches.auxiliary))
 
 
-@pytest.mark.parametrize("bad", [(0,), (11,), (15,), (0, 15), (3, 4, 9)])
 @pytest.mark.slow
-def test_those_that_break_a_block_are_found_by_running_each_alone(
-    bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_that_break_a_block_are_found_by_running_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(make_mock(rows=16).loop, make(16))
-    loop = make_mock(rows=16).loop
-    broken = poison(loop, monkeypatch, ArithmeticError("poisoned"))
-    found = run(loop, make(16, bad))
-    assert [i for i, request in enumerate(found) if request.error] == list(bad)
-    assert all(a.tokens == b.tokens for a, b in zip(expected, found, strict=True) if b.error is None)
-    assert len(broken) <= 2 * len(bad), "once in a block of all, and once alone"
-    assert not any(role.engine.cache.kv.isnan().any() for role in (loop.caches.target, loop.caches.auxiliary))
+    for bad in ((0,), (11,), (15,), (0, 15), (3, 4, 9)):
+        loop = make_mock(rows=16).loop
+        broken = poison(loop, monkeypatch, ArithmeticError("poisoned"))
+        found = run(loop, make(16, bad))
+        assert [i for i, request in enumerate(found) if request.error] == list(bad)
+        assert all(a.tokens == b.tokens for a, b in zip(expected, found, strict=True) if b.error is None), bad
+        assert len(broken) <= 2 * len(bad), "once in a block of all, and once alone"
+        assert not any(role.engine.cache.kv.isnan().any() for role in (loop.caches.target, loop.caches.auxiliary)), bad
 
 
 def test_a_broken_engine_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
