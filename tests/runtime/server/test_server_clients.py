@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 
 from mtad import LLM
 from mtad.params import DecodingParams
-from runtime.server.chat import ChatTemplate
 from runtime.server.errors import api_error
 from runtime.server.schema import ChatCompletionRequest, CompletionRequest
-from tests.support.live_server import MODEL, TEMPLATE, LiveServer, call
+from tests.support.live_server import MODEL, LiveServer, call
 
 PROMPT = {"model": MODEL, "prompt": "SELECT"}
 
@@ -87,16 +85,6 @@ def test_an_assistants_message_needs_no_content_and_a_users_does() -> None:
     empty = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": None}]})
     with pytest.raises(ValueError, match="no content"):
         ChatCompletionRequest.model_validate_json(empty)
-
-
-@pytest.mark.parametrize(("known", "role"), [("", "system"), ("{# developer #}", "developer")])
-def test_a_developers_message_is_the_systems_for_a_template_that_does_not_know_developers(
-    plain: LLM, known: str, role: str
-) -> None:
-    template = ChatTemplate(plain.pair.tokenizer, TEMPLATE + known, MODEL)
-    text = asyncio.run(template.render([{"role": "developer", "content": "Be brief."}]))
-    template.pool.close()
-    assert text == f"[{role}] Be brief.\n[assistant] "
 
 
 def test_the_messages_of_a_chat_are_nothing_for_the_garbage_collector_to_visit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from openai import BadRequestError, NotFoundError
 
 from mtad import LLM
+from tests.runtime.server.test_server_tools import ASKED
 from tests.support.live_server import MODEL, LiveServer, ask, call, live
 from tests.support.waiting import own
 
@@ -129,18 +131,31 @@ def test_a_pair_without_a_chat_template_says_so(plain: LLM) -> None:
         assert server.client.models.retrieve(MODEL).to_dict()["mtad"]["chat"] is False
 
 
+def test_a_template_without_tools_can_only_be_made_to_call(server: LiveServer) -> None:
+    with pytest.raises(BadRequestError, match=r"tools.*chat template.*required") as caught:
+        server.client.chat.completions.create(**ASKED)
+    assert caught.value.param == "tools"
+    answer = server.client.chat.completions.create(**ASKED, tool_choice="required")
+    assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["unit"] in ("C", "F")
+    with pytest.raises(BadRequestError, match="no place for calls"):
+        server.client.chat.completions.create(model=MODEL, messages=[{"role": "tool", "content": "20"}])
+
+
 BREAKING = {
     "divides": ("{{ 1 // 0 }}", "division or modulo by zero"),
     "overflows": ("{{ 10.0 ** 400 }}", "out of range"),
     "raises": ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
     "recurses": ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
     "fills": ("{{ ('x' * 999999) * 999999 }}", "MemoryError"),
-    "loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "2.0 s"),
+    "loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "0.5 s"),
 }
 """What a message makes the template do, and the words that say what became of it."""
 
 
-def test_a_template_that_breaks_or_takes_too_much_is_a_400_and_others_go_on(plain: LLM) -> None:
+def test_a_template_that_breaks_or_takes_too_much_is_a_400_and_others_go_on(
+    plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.constraints.trial_process.SECONDS", 0.5)
     cases = "".join(
         f"{{% if messages[0].content == '{name}' %}}{template}{{% endif %}}" for name, (template, _) in BREAKING.items()
     )

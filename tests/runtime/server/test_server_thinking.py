@@ -12,6 +12,7 @@ from tests.support.live_server import MODEL, LiveServer, call, live
 from tests.support.waiting import own
 
 TEMPLATE = (
+    "{# developer #}"
     "{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}({{ m.reasoning_content }}) {% endif %}"
     "{{ m.content }}\n{% endfor %}[assistant] "
     "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
@@ -50,7 +51,7 @@ def test_thoughts_are_apart_from_the_answer_whole_and_streamed(server: LiveServe
     assert "".join(delta.content or "" for delta in chunks) == expected.answer
 
 
-def test_the_template_is_told_how_much_to_think(server: LiveServer, plain: LLM) -> None:
+def test_the_template_is_told_how_much_to_think_and_the_roles_it_knows(server: LiveServer, plain: LLM) -> None:
     def prompt(**given: Any) -> str:
         asked = {**ASKED, "max_tokens": 1, "return_token_ids": True, **given}
         status, _, answer = call(server, "POST", "/v1/chat/completions", asked)
@@ -65,6 +66,8 @@ def test_the_template_is_told_how_much_to_think(server: LiveServer, plain: LLM) 
     for name in ("reasoning_content", "reasoning"):
         before = [*MESSAGES, {"role": "assistant", "content": "3", name: "1 + 2"}, *MESSAGES]
         assert prompt(messages=before).startswith("[assistant] (1 + 2) 3\n")
+    told = [*MESSAGES, {"role": "developer", "content": "Be brief."}]
+    assert prompt(messages=told).startswith("[developer] Be brief.\n"), "the template knows this role"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from openai import BadRequestError
 from pydantic import BaseModel
 
 from mtad import LLM
@@ -142,17 +141,6 @@ def test_what_a_schema_cannot_be_held_to_is_refused_only_where_it_is_strict(serv
         assert status == (400 if strict else 200)
     assert answer["error"]["param"] == "tools"
     assert '["not"]' in answer["error"]["message"]
-
-
-def test_a_template_without_tools_can_only_be_made_to_call(plain: LLM) -> None:
-    with live(own(plain)) as server:
-        with pytest.raises(BadRequestError, match=r"tools.*chat template.*required") as caught:
-            server.client.chat.completions.create(**ASKED)
-        assert caught.value.param == "tools"
-        answer = server.client.chat.completions.create(**ASKED, tool_choice="required")
-        assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["unit"] in ("C", "F")
-        with pytest.raises(BadRequestError, match="no place for calls"):
-            server.client.chat.completions.create(model=MODEL, messages=[{"role": "tool", "content": "20"}])
 
 
 def test_a_text_that_cannot_go_on_is_blamed_on_the_field_that_was_sent(
