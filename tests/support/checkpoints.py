@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEXT = [
@@ -43,6 +44,17 @@ def make_other_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
     roles = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
+
+
+def byte_tokenizer(*added: str, merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """A token a byte and one for each of `merges`, then `<eos>`, and some more."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    tokenizer = Tokenizer(models.BPE({word: id for id, word in enumerate(words)}, list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.add_tokens([AddedToken(token) for token in added])
+    return tokenizer
 
 
 def make_checkpoint(

@@ -7,12 +7,12 @@ import random
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from mtad.params import DecodingParams
 from runtime.output.detokenizer import Detokenizer
 from runtime.scheduler.request import FinishReason, Request
-from tests.support.checkpoints import make_other_tokenizer
+from tests.support.checkpoints import byte_tokenizer, make_other_tokenizer
 
 EOS = "<eos>"
 MERGES = [("a", "Ã"), ("a", "b"), ("ab", "c"), ("ab", "Ã")]
@@ -22,12 +22,7 @@ MERGES = [("a", "Ã"), ("a", "b"), ("ab", "c"), ("ab", "Ã")]
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """One token a byte, and a few longer ones, two of which end inside a character."""
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in MERGES)]
-    tokenizer = Tokenizer(models.BPE({word: id for id, word in enumerate(words)}, MERGES))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(EOS, special=True)])
-    return tokenizer
+    return byte_tokenizer(merges=MERGES)
 
 
 def pieces(tokenizer: Tokenizer, *words: str) -> list[int]:

@@ -6,11 +6,12 @@ import re
 
 import pytest
 from llguidance import LLTokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from runtime.constraints.trial_process import compile_grammar
 from runtime.server.calling import FORMS, HERMES, LLAMA, Calling, CallReader, Form
 from runtime.server.messages import Function
+from tests.support.checkpoints import byte_tokenizer
 
 UNIT = {"properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"], "additionalProperties": False}
 FUNCTIONS = [Function.model_validate({"name": name, "parameters": UNIT}) for name in ("weather", "heat")]
@@ -96,17 +97,6 @@ def test_a_schema_without_properties_allows_any_argument_and_a_function_without_
     for arguments, allowed in (("{}", True), ('{"unit": "C"}', free)):
         call = f'{HERMES.opening}weather", "arguments": {arguments}}}{HERMES.after}'
         assert follows(forced, byte_tokenizer(), call) == allowed
-
-
-def byte_tokenizer(*added: str) -> Tokenizer:
-    """A token per byte, and some more; the first of them, 256, ends a text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    tokenizer.add_tokens([AddedToken(token) for token in added])
-    return tokenizer
 
 
 def follows(calling: Calling, tokenizer: Tokenizer, *texts: str) -> bool:
