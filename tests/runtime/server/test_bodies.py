@@ -9,19 +9,16 @@ from runtime.resting import REST_RATIO, RestingThread, Turn
 from runtime.server.bodies import INLINE_BYTES, BodyReader
 
 
-async def test_large_bodies_one_after_another_leave_most_of_the_time_to_others() -> None:
-    reader, seconds, count = BodyReader(Turn()), 0.01, 4
+async def test_work_that_takes_long_takes_turns_and_leaves_most_of_the_time_to_others() -> None:
+    """Bodies as well as any other kind of it."""
+    turn, seconds, large = Turn(), 0.01, b" " * (INLINE_BYTES + 1)
+    reader, other = BodyReader(turn), RestingThread(turn)
     began = time.perf_counter()
-    await asyncio.gather(*(reader.read(b" " * (INLINE_BYTES + 1), time.sleep, seconds) for _ in range(count)))
-    assert time.perf_counter() - began >= seconds * (count + REST_RATIO * (count - 1))
-
-
-async def test_kinds_of_work_that_takes_long_take_turns() -> None:
-    turn, seconds = Turn(), 0.01
-    kinds = [RestingThread(turn) for _ in range(3)]
-    began = time.perf_counter()
-    await asyncio.gather(*(kind.run(time.sleep, seconds) for kind in kinds))
-    assert time.perf_counter() - began >= seconds * (len(kinds) + REST_RATIO * (len(kinds) - 1))
+    await asyncio.gather(
+        *(reader.read(large, time.sleep, seconds) for _ in range(2)),
+        *(other.run(time.sleep, seconds) for _ in range(2)),
+    )
+    assert time.perf_counter() - began >= seconds * (4 + REST_RATIO * 3)
 
 
 async def test_small_bodies_do_not_wait_for_large_ones() -> None:
