@@ -27,8 +27,9 @@ from tests.support.waiting import own, until
 DASHBOARD = ROOT / "docs" / "grafana.json"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(plain: LLM) -> Iterator[LiveServer]:
+    """One for all tests; the first of them needs it new."""
     with live(own(plain)) as running:
         yield running
 
