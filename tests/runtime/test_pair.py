@@ -12,22 +12,20 @@ import pytest
 from engines.folder import read_json, write_json
 from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
-from mtad.methods import REMOVED
 from mtad.params import DecodingParams
 from runtime.pair import open_pair, store_costs
 from runtime.speculation.lengths import DraftCosts
 
 
-@pytest.mark.parametrize("method", REMOVED)
 def test_a_pair_that_names_a_method_that_has_left_opens_with_the_default_and_one_warning(
-    method: str, pair_folders: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pair_folders: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
-    defaults = {"method": method, "accept_threshold": 0.25, "draft_len": 3}
+    defaults = {"method": "threshold", "accept_threshold": 0.25, "draft_len": 3}
     write_json(folder / "pair.json", read_json(folder, "pair.json") | {"defaults": defaults})
     assert open_pair(folder).defaults == DecodingParams(draft_len=3)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        f"pair.json names the method {method}, which is no longer there; block takes its place"
+        "pair.json names the method threshold, which is no longer there; block takes its place"
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +55,27 @@ def checkpoints(shared: Path, traced_once: None) -> tuple[Path, Path]:
     return folder / "target", folder / "auxiliary"
 
 
+@pytest.fixture(scope="module")
+def options(checkpoints: tuple[Path, Path]) -> Callable[[str], ExportOptions]:
+    """Of the pair in a format."""
+    return lambda name: ExportOptions(*map(str, checkpoints), rows=4, capacity=256, format=name)
+
+
+@pytest.fixture(scope="module")
+def exported(options: Callable[[str], ExportOptions], shared: Path) -> Callable[[str], Path]:
+    """The folder of the pair in a format; exported when first asked for."""
+
+    def write(name: str, folder: Path) -> None:
+        export_pair(folder, options(name))
+
+    return lambda name: once(shared / f"two-vocabularies-{name}", partial(write, name))
+
+
 @pytest.fixture(scope="module", params=["torch", pytest.param("onnx", marks=pytest.mark.slow)])
-def llm(request: pytest.FixtureRequest, checkpoints: tuple[Path, Path], shared: Path) -> Iterator[LLM]:
+def llm(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Iterator[LLM]:
     """The pair on pages, and on OpenVINO, whose columns are an account."""
-    format = request.param
-    config = CONFIG if format == "torch" else replace(CONFIG, provider="openvino", compute="float32")
-
-    def write(folder: Path) -> None:
-        export_pair(folder, ExportOptions(*map(str, checkpoints), rows=4, capacity=256, format=format))
-
-    made = LLM(once(shared / f"two-vocabularies-{format}", write), config)
+    config = CONFIG if request.param == "torch" else replace(CONFIG, provider="openvino", compute="float32")
+    made = LLM(exported(request.param), config)
     yield made
     made.loop.check_integrity()
     assert made.loop.scheduler.idle
@@ -139,12 +152,10 @@ def test_what_the_auxiliary_lacks_is_drafted_where_a_request_leaves_nothing_else
 
 
 def test_a_pair_says_what_its_vocabularies_share_and_whatever_is_wrong_of_them_is_refused(
-    checkpoints: tuple[Path, Path], tmp_path: Path
+    options: Callable[[str], ExportOptions], exported: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder, stages = tmp_path / "pair", list[str]()
-    export_pair(
-        folder, ExportOptions(*map(str, checkpoints), rows=1, capacity=256, format="torch"), False, stages.append
-    )
+    folder, stages = Path(shutil.copytree(exported("torch"), tmp_path / "pair")), list[str]()
+    assert export_pair(folder, options("torch"), False, stages.append) is False
     assert "279 of the target's 300 tokens are in both vocabularies" in stages
     said = inspect(folder)
     assert (said["vocab_size"], said["shared_tokens"]) == (300, 279)
