@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from mtad import LLM, DecodingParams, RuntimeConfig
+from mtad import LLM, RuntimeConfig
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.async_llm import AsyncLLM, EngineStopped
 from runtime.scheduler.request import RequestFailed
+from tests.runtime.test_llm import BASE, PROMPTS
 from tests.support.integrity import check_engine
 from tests.support.waiting import PATIENCE, Gate, own, until
 
-PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
-BASE = DecodingParams(max_tokens=24, ignore_eos=True, seed=5)
 LONG = replace(BASE, max_tokens=120)
 
 
