@@ -75,7 +75,7 @@ def test_draining_does_not_wait_for_a_compilation(plain: LLM, trying: list[str])
         assert time.monotonic() - began < PATIENCE / 2
 
 
-@pytest.mark.parametrize("name", ["many terminals", "ambiguous grammar", "large expression"])
+@pytest.mark.parametrize("name", ["ambiguous grammar", "large expression"])
 def test_an_attack_is_answered_to_its_sender_alone(name: str, server: LiveServer) -> None:
     body = {"max_tokens": 60, **BODIES[name]}
     usual = {"model": MODEL, "prompt": "S", "max_tokens": 100, "seed": 3}
