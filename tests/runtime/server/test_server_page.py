@@ -213,7 +213,7 @@ def test_a_chat_keeps_the_conversation_as_far_as_it_fits(plain: LLM, page: Page)
     while not page.locator(".note").count():
         count += 1
         assert count < 20, "the context is never full"
-        page.fill("#message", "And what then?")
+        page.fill("#message", "And what then? " * 4)
         page.click("#send")
         expect(page.locator(".message .figures").nth(count - 1)).to_contain_text("ended by")
     page.fill("#message", "Still there?")
