@@ -42,8 +42,7 @@ def main() -> None:
         interrupted.append(number)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a script has it for what runs in its background
-        signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         try:
             _run()

@@ -74,10 +74,10 @@ def main() -> None:
     print("\nThe present default and the best setting of each method, on the other half of the prompts:\n")
     print(table(compared), end="\n\n")
     changed = choice is not compared[0]
-    done = ("would keep", "would change to") if options.dry_run else ("kept", "changed to")
-    words = " ".join(f"{name}={value}" for name, value in choice.values.items())
-    print(f"{done[changed]} {words}: {reason}")
     if changed and not options.dry_run:
         figures = [{**point.values, **point.figures} for points in (*searched, compared) for point in points]
         report = {"quality_loss": allowed, "prompts": len(examples), "figures": figures}
         write_tuning(options.pair, {**given, **choice.values}, report)
+    done = ("would keep", "would change to") if options.dry_run else ("kept", "changed to")
+    words = " ".join(f"{name}={value}" for name, value in choice.values.items())
+    print(f"{done[changed]} {words}: {reason}")

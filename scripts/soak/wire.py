@@ -183,6 +183,8 @@ def boards() -> set[int]:
 async def kill_board(server: Server, _: int) -> int:
     """Kill the process where replicas report their figures, and wait until all report to another."""
     before, killed = len(replicas(server)), boards()
+    if not killed:
+        raise ProcessLookupError("no board runs")
     for pid in killed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -223,4 +225,4 @@ async def damage(server: Server, _: int) -> int:
             await until(refused)
         finally:
             lead(whole)
-        return await until(lambda: not refused() and len(replicas(server)) <= before)
+        return await until(lambda: not refused() and len(replicas(server)) == before)

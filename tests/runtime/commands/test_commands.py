@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import pytest
 from engines.pytorch.engine import TorchEngine
 from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.entry import DECODING
-from runtime.commands.main import main
 from runtime.commands.terminal import print_figures
 from runtime.scheduler.statistics import Counts, Statistics
 from tests.support.commands import OPTIONS, Run, assert_refused
@@ -79,17 +77,6 @@ def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", "141")
-
-
-def test_a_command_that_a_script_runs_in_the_background_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell lets what it starts with & ignore the interrupts of its terminal."""
-    monkeypatch.setattr("sys.argv", ["mtad", "--version"])
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        main()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve"])
