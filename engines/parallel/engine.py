@@ -77,7 +77,7 @@ class ParallelCache(KvCache):
         return self._own.device
 
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
-        if self._worker.failed is not None:  # which no request is blamed for: the loop ends
+        if self._worker.failed is not None:  # outside of any request, so that the loop stops
             raise self._worker.failed
         return self._own.fits(spans)
 
@@ -159,7 +159,7 @@ def check_ranks(ranks: int, device: str) -> None:
     if started != ranks:
         remedy = f"start the command with torchrun --nproc-per-node {ranks} --no-python"
         raise InvalidInput("tensor_parallel", ranks, f"torchrun has started {started} ranks; {remedy}")
-    if dist.is_initialized() or ParallelEngine.opened:  # ranks that have ended do not come back
+    if dist.is_initialized() or ParallelEngine.opened:  # the other ranks ended with it
         problem = "torch.distributed is in use, or was: a process opens one tensor-parallel pair, once"
         raise InvalidInput("tensor_parallel", ranks, problem)
     imported("accelerate", "tensor_parallel", ranks, "the extra gpu installs it")

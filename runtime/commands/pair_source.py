@@ -85,7 +85,7 @@ def check_room(folder: Path, config: RuntimeConfig, max_tokens: int | None) -> N
         capacity = json.loads((folder / "target" / "engine.json").read_text(encoding="utf-8"))["capacity"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return  # opening the pair says what is wrong
-    if isinstance(capacity, int) and 0 < capacity - config.nodes <= (max_tokens or 0):
+    if isinstance(capacity, int) and 0 < capacity - config.nodes <= (max_tokens or 0):  # else drafts are too long
         problem = f"prompt and new tokens must fit in {capacity - config.nodes}, what a row of the pair has room for"
         raise CapacityExceeded("max_tokens", max_tokens, f"{problem}; give fewer, or export with a larger --capacity")
 

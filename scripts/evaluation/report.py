@@ -50,7 +50,7 @@ def cell(figure: Mapping[str, Any] | None, factor: float, form: str) -> str:
 
 def _gain(gained: Mapping[str, Any], failed: bool) -> list[list[str]]:
     first = next(iter(gained.values()))
-    heads = [f"at equal {name.replace('_', '-')}" for name in first["at"]]
+    heads = [f"at equal {COLUMNS[name][0]}" for name in first["at"]]
     if "pass" in first:
         heads = ["at no less pass@1", *(f"{k} within a point" for k in first["pass"])]
     lines = [["setting", "gain, tokens per pass", "gain, tokens/s", *heads, "holds", "counts"]]

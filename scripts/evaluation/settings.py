@@ -38,7 +38,7 @@ DRAFTS: dict[str, tuple[Any, ...]] = {
 }
 """Values that are tried."""
 LONGEST, WIDEST = 16, 8
-"""Of all drafts; automatic ones may be as long as they are by default."""
+"""Of automatic drafts, which may be as long as for users; those of `DRAFTS` are shorter."""
 
 
 @dataclass(frozen=True)

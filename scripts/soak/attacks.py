@@ -31,7 +31,7 @@ from scripts.soak.wire import (
 class Attack(NamedTuple):
     """A line of the table: how each connection sends it, which statuses may come back (0: none), how many at once.
 
-    Those on replicas send no request: 200 says that what they wait for has come.
+    Those on replicas send no request: 200 means that the replicas are as they were.
     """
 
     name: str

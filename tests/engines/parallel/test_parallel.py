@@ -126,8 +126,8 @@ def test_layers_with_other_numbers_of_heads_are_each_looked_at(tmp_path: Path, m
         check_plan(tmp_path, spec, 2)
 
 
-def test_once_a_rank_has_failed_nothing_is_admitted_and_the_loop_ends_with_the_cause() -> None:
-    """Requests can still end, and what a request would wait for is never asked."""
+def test_once_a_rank_has_failed_admission_raises_and_rows_can_still_be_released() -> None:
+    """`fits` is asked outside of any request, so its error stops the loop."""
     cache = SimpleNamespace(rows=2, capacity=64, pages=8, page_bytes=1, fits=lambda spans: True)
     worker = SimpleNamespace(engine=SimpleNamespace(cache=cache), failed=None, call_on_all_ranks=None)
     parallel = ParallelCache(worker)  # type: ignore[arg-type]
