@@ -180,8 +180,8 @@ def test_a_client_that_leaves_frees_its_row(cluster: Cluster) -> None:
 def test_a_replica_killed_under_load_loses_no_request_and_comes_back_although_an_update_was_refused(
     demo: LLM, cluster: Cluster
 ) -> None:
-    """Five whole answers are given all the same; of three streams, those on the other replica go on."""
-    until(lambda: cluster.ready == 2, STARTING)
+    """Six whole answers are given all the same; of two streams, those on other replicas go on."""
+    until(lambda: cluster.ready >= 2, STARTING)
     before = cluster.replicas()
     damaged = cluster.pair.with_name("damaged")
     shutil.copytree(cluster.pair, damaged)
@@ -203,29 +203,30 @@ def test_a_replica_killed_under_load_loses_no_request_and_comes_back_although_an
 
     with ThreadPoolExecutor(8) as pool:
         with cluster.hold(0.2):
-            streaming = [pool.submit(stream, prompt) for prompt in PROMPTS[:3]]
-            whole = [pool.submit(cluster.complete, prompt, **long) for prompt in PROMPTS[:5]]
+            streaming = [pool.submit(stream, prompt) for prompt in PROMPTS[:2]]
+            whole = [pool.submit(cluster.complete, prompt, **long) for prompt in PROMPTS]
             until(lambda: cluster.accepted == 8, STARTING)
             pattern = r'^mtad_(?:requests_running|queue_length)\{replica="(\w+)"\} (\S+)$'
             accepted: Counter[str] = Counter()
             for replica, requests in re.findall(pattern, cluster.metrics, re.MULTILINE):
                 accepted[replica] += int(float(requests))
-            victim = cluster.replicas()[accepted.most_common(1)[0][0]][0]
+            ((busiest, lost),) = accepted.most_common(1)
+            victim = cluster.replicas()[busiest][0]
             os.kill(victim, signal.SIGKILL)
         answers = [one.result() for one in whole]
         for one in streaming:
             one.result()
-    wanted = demo.generate(PROMPTS[:5], DecodingParams.from_dict(long, demo.pair.defaults))
-    assert [status for status, _ in answers] == [200] * 5
+    wanted = demo.generate(PROMPTS, DecodingParams.from_dict(long, demo.pair.defaults))
+    assert [status for status, _ in answers] == [200] * 6
     assert [answer["choices"][0]["text"] for _, answer in answers] == [result.text for result in wanted]
     broken = [text for text in streams if '"replica_died"' in text]
     ended = [text for text in streams if text.rstrip().endswith("data: [DONE]")]
-    assert len(broken) + len(ended) == 3
+    assert len(broken) + len(ended) == 2
     assert all("[DONE]" not in text and text.count("data: ") > 1 for text in broken)
     assert cluster.figure("mtad_gateway_broken_streams_total") == len(broken)
-    assert cluster.figure("mtad_gateway_retries_total") + len(broken) >= 4, "the busier replica had half of them"
-    assert cluster.figure("mtad_gateway_retries_total") > 0, "of four, one at least was no stream"
-    until(lambda: cluster.ready == 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
+    assert lost >= 3, "of eight on three replicas at most"
+    assert cluster.figure("mtad_gateway_retries_total") + len(broken) >= lost
+    until(lambda: cluster.ready >= 2 and victim not in {pid for pid, _ in cluster.replicas().values()}, STARTING)
     assert "update_refused" in cluster.health, "the folder is still damaged"
 
 
