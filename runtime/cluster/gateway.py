@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -50,7 +50,7 @@ FULL_SECONDS = 0.1  # when all replicas are full, a request is offered to them a
 BOARD_SECONDS = 0.2  # the board that does not answer in so long starts again, or hangs
 FRESH_SECONDS = 0.5  # reports, which come once per second, are asked for again after so long
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
-_UNREACHABLE = (RayActorError, ObjectLostError, DeploymentUnavailableError, ReplicaUnavailableError)
+_UNREACHABLE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
 
 
 class Gateway:
@@ -66,7 +66,7 @@ class Gateway:
     """
 
     def __init__(self, replicas: Any, seconds: float, reports: Callable[[], Awaitable[list[Report]]]) -> None:
-        self._replicas = replicas.options(method_name="http", stream=True)
+        self._replicas = replicas
         self._reports, self.update_refused = reports, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
@@ -184,7 +184,10 @@ class Gateway:
 
     async def _messages(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncGenerator[Message]:
         """The messages of one replica's answer; closing it cancels the request there."""
-        coming, ended = self._replicas.remote(head, body, keys=keys), False
+        if not self._replicas.is_initialized:  # it routes here: a thread of its own would take turns with this one
+            self._replicas._init(_run_router_in_separate_loop=False)
+        handle = self._replicas.options(method_name="http", stream=True, _by_reference=False)  # over gRPC
+        coming, ended = handle.remote(head, body, keys=keys), False
         try:
             async for message in coming:
                 ended = message["type"] == "http.response.body" and not message.get("more_body", False)

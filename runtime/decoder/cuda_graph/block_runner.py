@@ -55,7 +55,6 @@ class CudaGraphRunner:
         self._blocks: LruCache[Key, tuple[CapturedBlock, Work]] = LruCache(most)
         self._captured_on: list[object] = []
         self._refused: dict[Key, str] = {}
-        self.recorded = 0
         self.unrecorded: Counter[str] = Counter()
 
     @property
@@ -145,9 +144,7 @@ class CudaGraphRunner:
         log.info("capturing a block of %s", key)
         block = CapturedBlock(key, *self._engines, self._is_end, self._arenas)
         block.send(given)
-        launch = self._recorder.record(block)
-        self.recorded += 1
-        return block, launch
+        return block, self._recorder.record(block)
 
 
 def _dummy(rows: int, committed: int, params: DecodingParams) -> BlockInput:

@@ -115,10 +115,10 @@ def test_a_pair_that_is_opened_once_keeps_one_pool_however_many_runtimes_it_has(
     assert isinstance(engine.cache, PageCache)
     for _ in range(2):
         llm = LLM(pair, RuntimeConfig(prefix_tokens=128), recorder=ReplayRecorder(), record=[short])
-        pages, recorded = len(engine.cache.table.pages.users), llm.blocks and llm.blocks.recorded
+        pages, recorded = len(engine.cache.table.pages.users), llm.blocks and dict(llm.blocks._blocks)
         tokens += [result.token_ids for result in llm.generate([prompt, prompt], short)]
         assert llm.blocks
-        assert llm.blocks.recorded == recorded
+        assert dict(llm.blocks._blocks) == recorded
         llm.loop.check_integrity()
     assert len(set(map(tuple, tokens))) == 1
     assert pages == engine.cache.pages + 2, "the second runtime's prefixes take the place of the first's"

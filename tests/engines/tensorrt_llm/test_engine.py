@@ -148,7 +148,7 @@ def test_captured_blocks_give_the_tokens_of_the_host(pairs: tuple[Pair, Pair]) -
     found = device.generate(PROMPTS[:5], params)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert device.blocks
-    assert device.blocks.recorded > 1
+    assert len(device.blocks._blocks) > 1
     assert not device.blocks.unrecorded
 
 

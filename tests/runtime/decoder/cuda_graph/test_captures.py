@@ -37,7 +37,7 @@ def test_a_mixture_that_looks_at_its_routing_is_found_out_and_runs_on_the_host()
     entry = pool()[4]
     (found,) = device.generate([entry[:2]], random.Random(0))
     assert found.tokens == entry[2]
-    assert device.blocks.recorded == 0
+    assert not device.blocks._blocks
     ((reason, count),) = device.loop.totals.unrecorded.items()
     assert reason == "__float__ of a tensor of the device"
     assert count == found.blocks
@@ -54,7 +54,7 @@ def test_a_capture_that_breaks_off_ends_in_a_block_of_the_host_and_is_reported_o
     prepared, chosen = cuda.captures, pool()[:6]
     found = device.generate([entry[:2] for entry in chosen], random.Random(4))
     assert [request.tokens for request in found] == [entry[2] for entry in chosen]
-    assert device.blocks.recorded == 0
+    assert not device.blocks._blocks
     assert set(device.blocks.unrecorded) == {problem}
     said = [record.getMessage() for record in caplog.records if record.name.startswith("runtime.decoder.cuda_graph")]
     assert [message for message in said if "on the host" in message] == [
