@@ -57,7 +57,7 @@ class Gateway:
     """Routes requests to replicas.
 
     Args:
-        replicas: Ray Serve's handle of the deployment.
+        replicas: Ray Serve's handle of the deployment, which belongs to the event loop of its first call.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         reports: of all replicas that take requests.
 
@@ -184,10 +184,8 @@ class Gateway:
 
     async def _messages(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncGenerator[Message]:
         """The messages of one replica's answer; closing it cancels the request there."""
-        if not self._replicas.is_initialized:  # it routes here: a thread of its own would take turns with this one
-            self._replicas._init(_run_router_in_separate_loop=False)
-        handle = self._replicas.options(method_name="http", stream=True, _by_reference=False)  # over gRPC
-        coming, ended = handle.remote(head, body, keys=keys), False
+        coming = self._replicas.options(method_name="http", stream=True).remote(head, body, keys=keys)
+        ended = False
         try:
             async for message in coming:
                 ended = message["type"] == "http.response.body" and not message.get("more_body", False)

@@ -25,10 +25,19 @@ from runtime.server.middleware import Guard
 from runtime.server.options import ClusterOptions, ServerOptions
 from runtime.server.uvicorn_server import serve as serve_http
 
+RAY_SERVE = {
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that hangs is killed at once, and its requests go elsewhere
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # and no object store, and no threads that pass on each message
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # bodies are longer than the default
+}
+"""Of this process, in which Ray reads it when it is imported, of Ray Serve's controller and of the replicas."""
+os.environ |= RAY_SERVE
 try:
     import ray
     from ray import serve
-    from ray.serve.config import AutoscalingConfig, ControllerOptions, RequestRouterConfig
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
     from runtime.cluster.gateway import FULL_SECONDS, Gateway
     from runtime.cluster.replica import Board, Replica, Report
@@ -38,9 +47,6 @@ except ImportError as missing:
 log = logging.getLogger(__name__)
 
 ONE_MORE = "an update starts a replica before an old one goes; make room, or start the command again"
-
-CONTROLLER = {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}
-"""Of Ray Serve's controller: a replica that hangs is killed at once, so that its requests are tried elsewhere."""
 
 
 def serve_cluster(
@@ -70,7 +76,7 @@ def serve_cluster(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         _check_resources(cluster, ray.cluster_resources())
-        serve.start(proxy_location="Disabled", controller_options=ControllerOptions(runtime_env=CONTROLLER))
+        serve.start(proxy_location="Disabled", controller_options={"runtime_env": {"env_vars": RAY_SERVE}})
         generations = Generations(pair, config, options, cluster)
         try:
             gateway = Gateway(generations.deploy(), options.request_seconds, generations.board.reports.remote)

@@ -1,4 +1,1 @@
-"""An OpenAI-compatible HTTP server over `AsyncLLM`: `mtad serve`.
-
-Needs the extra `serve` (Starlette, uvicorn, prometheus-client).
-"""
+"""An OpenAI-compatible HTTP server over `AsyncLLM`, for `mtad serve`, with the extra `serve`."""

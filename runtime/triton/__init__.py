@@ -1,4 +1,1 @@
-"""A model of Triton Inference Server (Python backend) over `AsyncLLM`: `mtad triton` writes its directory.
-
-Needs the extra `triton`. `model.py` runs inside Triton, the rest also without it.
-"""
+"""A model of Triton Inference Server over `AsyncLLM`, for `mtad triton`, with the extra `triton`."""

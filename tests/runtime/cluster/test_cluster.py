@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from mtad import LLM, DecodingParams
+from runtime.server.options import ServerOptions
 from tests.support.held import Hold
 from tests.support.live_server import Process, call
 from tests.support.waiting import PATIENCE, STARTING, until  # with `STARTING`, a busy gateway is asked less often
@@ -165,6 +166,13 @@ def test_prompts_that_begin_alike_go_where_their_prefix_is(cluster: Cluster) -> 
             reused.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert reused[0] == 0
         assert all(tokens >= 64 for tokens in reused[1:]), f"another replica was asked: {reused}"
+
+
+def test_a_body_of_the_longest_length_reaches_a_replica(cluster: Cluster) -> None:
+    """Between processes it is longer than what gRPC takes by default."""
+    room = ServerOptions("demo").max_body_bytes - len('{"model": "demo", "prompt": ""}')
+    status, answer = cluster.complete("a" * room)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def test_a_client_that_leaves_frees_its_row(cluster: Cluster) -> None:

@@ -43,17 +43,10 @@ class Replicas:
         self.silent: Callable[[], None] = lambda: None
         self.calls: list[tuple[dict[str, Any], bytes]] = []
         self.cancelled = 0
-        self.is_initialized = False
 
-    def _init(self, _run_router_in_separate_loop: bool) -> None:
-        assert not _run_router_in_separate_loop
-        assert asyncio.get_running_loop(), "Ray Serve routes in the loop that runs"
-        self.is_initialized = True
-
-    def options(self, method_name: str, stream: bool, _by_reference: bool) -> Replicas:
+    def options(self, method_name: str, stream: bool) -> Replicas:
         assert method_name == "http"
         assert stream
-        assert not _by_reference
         return self
 
     def remote(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> Answering:
