@@ -57,7 +57,7 @@ class Gateway:
     """Routes requests to replicas.
 
     Args:
-        replicas: Ray Serve's handle of the deployment, which belongs to the event loop of its first call.
+        replicas: Ray Serve's handle of the deployment.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
         reports: of all replicas that take requests.
 
@@ -66,7 +66,7 @@ class Gateway:
     """
 
     def __init__(self, replicas: Any, seconds: float, reports: Callable[[], Awaitable[list[Report]]]) -> None:
-        self._replicas = replicas
+        self._replicas = replicas.options(method_name="http", stream=True)
         self._reports, self.update_refused = reports, ""
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
@@ -184,8 +184,7 @@ class Gateway:
 
     async def _messages(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncGenerator[Message]:
         """The messages of one replica's answer; closing it cancels the request there."""
-        coming = self._replicas.options(method_name="http", stream=True).remote(head, body, keys=keys)
-        ended = False
+        coming, ended = self._replicas.remote(head, body, keys=keys), False
         try:
             async for message in coming:
                 ended = message["type"] == "http.response.body" and not message.get("more_body", False)

@@ -25,15 +25,15 @@ from runtime.server.middleware import Guard
 from runtime.server.options import ClusterOptions, ServerOptions
 from runtime.server.uvicorn_server import serve as serve_http
 
-RAY_SERVE = {
+ENVIRONMENT = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that hangs is killed at once, and its requests go elsewhere
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # and no object store, and no threads that pass on each message
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # messages pass through no object store
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # nor, in a replica, from one thread to another
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # it would say at each fork that it cannot be given
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # bodies are longer than the default
 }
 """Of this process, in which Ray reads it when it is imported, of Ray Serve's controller and of the replicas."""
-os.environ |= RAY_SERVE
+os.environ |= ENVIRONMENT
 try:
     import ray
     from ray import serve
@@ -76,7 +76,7 @@ def serve_cluster(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         _check_resources(cluster, ray.cluster_resources())
-        serve.start(proxy_location="Disabled", controller_options={"runtime_env": {"env_vars": RAY_SERVE}})
+        serve.start(proxy_location="Disabled", controller_options={"runtime_env": {"env_vars": ENVIRONMENT}})
         generations = Generations(pair, config, options, cluster)
         try:
             gateway = Gateway(generations.deploy(), options.request_seconds, generations.board.reports.remote)

@@ -206,9 +206,9 @@ def strike(sign: signal.Signals) -> Send:
 async def damage(server: Server, _: int) -> int:
     """Ask for the replicas of a damaged folder, wait until it is refused, and ask for those of the old one again.
 
-    It ends when there are no more replicas than before: none is being replaced any longer.
+    It ends when no replica of before is left: all are being replaced, one after the other.
     """
-    pair, before = Path(server.pair), len(replicas(server))
+    pair, before = Path(server.pair), set(replicas(server))
     whole, link = pair.readlink(), pair.with_name("link")
 
     def refused() -> bool:
@@ -225,4 +225,4 @@ async def damage(server: Server, _: int) -> int:
             await until(refused)
         finally:
             lead(whole)
-        return await until(lambda: not refused() and len(replicas(server)) == before)
+        return await until(lambda: not refused() and bool(now := set(replicas(server))) and not now & before)
