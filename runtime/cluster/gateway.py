@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpc.aio import AioRpcError
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import (
@@ -50,7 +51,7 @@ FULL_SECONDS = 0.1  # when all replicas are full, a request is offered to them a
 BOARD_SECONDS = 0.2  # the board that does not answer in so long starts again, or hangs
 FRESH_SECONDS = 0.5  # reports, which come once per second, are asked for again after so long
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
-_UNREACHABLE = (RayActorError, DeploymentUnavailableError, ReplicaUnavailableError)
+_UNREACHABLE = (RayActorError, AioRpcError, RuntimeError, DeploymentUnavailableError, ReplicaUnavailableError)
 
 
 class Gateway:

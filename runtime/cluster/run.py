@@ -27,12 +27,12 @@ from runtime.server.uvicorn_server import serve as serve_http
 
 ENVIRONMENT = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that hangs is killed at once, and its requests go elsewhere
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # messages pass through no object store
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # nor, in a replica, from one thread to another
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # it would say at each fork that it cannot be given
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # bodies are longer than the default
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # not through Ray's object store
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # in a replica, not from one thread to another
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # else gRPC warns at each fork
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # 4 MiB by default; bodies may be as long
 }
-"""Of this process, in which Ray reads it when it is imported, of Ray Serve's controller and of the replicas."""
+"""Of this process, before Ray is imported, and of Ray Serve's controller, from which the replicas have it."""
 os.environ |= ENVIRONMENT
 try:
     import ray

@@ -206,7 +206,7 @@ def strike(sign: signal.Signals) -> Send:
 async def damage(server: Server, _: int) -> int:
     """Ask for the replicas of a damaged folder, wait until it is refused, and ask for those of the old one again.
 
-    It ends when no replica of before is left: all are being replaced, one after the other.
+    It ends when no replica of before is left: all have been replaced.
     """
     pair, before = Path(server.pair), set(replicas(server))
     whole, link = pair.readlink(), pair.with_name("link")

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from prometheus_client.core import CounterMetricFamily, Metric
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -76,6 +78,9 @@ class Answering:
 
 DIED: Any = ActorDiedError()
 UNREACHABLE: Any = DeploymentUnavailableError("replica")
+CUT_OFF: Any = AioRpcError(StatusCode.CANCELLED, Metadata(), Metadata(), "the server stops")
+NOT_ACCEPTED = RuntimeError("Unexpected error (UNAVAILABLE)")
+"""Ray Serve's own, of a replica that died after it was sent the request and before it had accepted it."""
 
 
 async def reports() -> list[Report]:
@@ -125,8 +130,9 @@ def ask(
     return status, b"".join(message.get("body", b"") for message in sent), gateway
 
 
-def test_a_request_is_tried_elsewhere_until_a_byte_went_out() -> None:
-    replicas = Replicas([START, UNREACHABLE], [START, WHOLE])
+@pytest.mark.parametrize("error", [UNREACHABLE, CUT_OFF, NOT_ACCEPTED])
+def test_a_request_is_tried_elsewhere_until_a_byte_went_out(error: Exception) -> None:
+    replicas = Replicas([START, error], [START, WHOLE])
     status, body, gateway = ask(replicas)
     assert (status, body) == (200, b"whole")
     assert [body for _, body in replicas.calls] == [b'{"prompt": "x"}'] * 2
@@ -145,8 +151,9 @@ def test_two_replicas_that_cannot_be_reached_are_an_error() -> None:
     assert (status, json.loads(body)["error"]["code"]) == (503, "unavailable")
 
 
-def test_a_begun_stream_is_not_begun_again() -> None:
-    replicas = Replicas([START, PART, PART, DIED])
+@pytest.mark.parametrize("error", [DIED, CUT_OFF])
+def test_a_begun_stream_is_not_begun_again(error: Exception) -> None:
+    replicas = Replicas([START, PART, PART, error])
     status, body, gateway = ask(replicas)
     *parts, last = body.decode().split("\n\n")[:-1]
     assert status == 200
@@ -161,7 +168,7 @@ def test_full_replicas_are_429_with_a_time_to_wait() -> None:
 
 
 def test_what_breaks_in_a_replica_is_not_tried_again() -> None:
-    replicas = Replicas([START, RuntimeError("broken")])
+    replicas = Replicas([START, ValueError("broken")])
     assert ask(replicas)[0] == 500
     assert len(replicas.calls) == 1
 
