@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from engines.base import KV_PAGE, EngineSpec
 from engines.kinds import FORMATS, STATIC
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.find import find
+from export.checkpoint.find import digest_of, find
 from export.checkpoint.vocabulary import describe_vocabularies
 from export.options import MEASURED, ExportOptions, Progress
 from export.quantization.model_optimizer import optimizer_version
@@ -84,19 +83,12 @@ def plan_pair(options: ExportOptions, progress: Progress = lambda stage: None, w
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
 
 
-def hash_files(paths: Iterable[Path]) -> str:
-    """Sha256 over the names and contents of files, in the order of their paths."""
-    digest = hashlib.sha256()
-    for path in sorted(paths):
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()} ".encode())
-    return digest.hexdigest()
-
-
 @cache
 def exporter_version() -> str:
     """Hash of the sources that make engines, so that nobody has to raise a number."""
     root = Path(__file__).parents[1]
-    return hash_files([*root.glob("export/**/*.py"), *root.glob("engines/pytorch/*.py"), root / "engines" / "base.py"])
+    files = [*root.glob("export/**/*.py"), *root.glob("engines/pytorch/*.py"), root / "engines" / "base.py"]
+    return digest_of(sorted(files))
 
 
 def build_hash(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase, calibration: str = "") -> str:
@@ -107,7 +99,7 @@ def build_hash(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase, calibration
     """
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        files = hash_files(path for path in Path(folder).rglob("*") if path.is_file())
+        files = digest_of(sorted(path for path in Path(folder).rglob("*") if path.is_file()))
     values = {**asdict(spec), "source": "", "build_hash": ""}
     text = json.dumps([values, files, calibration, exporter_version()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

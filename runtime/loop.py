@@ -125,7 +125,9 @@ class DecodingLoop:
             except Exception as error:
                 request.fail(error)
                 continue
-            self.output.record_prefill(request, began)
+            seconds = time.perf_counter() - began
+            request.statistics.prefill_seconds += seconds
+            self.totals.prefill_seconds += seconds
             if not request.max_tokens and request.target_cached == request.committed - 1:
                 request.finish_reason = "length"
         self._end()

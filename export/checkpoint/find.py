@@ -76,7 +76,7 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
     files = next((files for kind in kinds if (files := sorted(folder.glob(kind)))), None)
     if files is None:
         raise InvalidInput(name, source, "the folder has no weights (*.safetensors or pytorch_model*.bin)")
-    return replace(found, digest=_digest([described, *files]))
+    return replace(found, digest=digest_of([described, *files]))
 
 
 def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -> Checkpoint:
@@ -89,7 +89,7 @@ def _adapted(name: str, source: str, origin: str, folder: Path, weights: bool) -
         base = find(name, trained_on, weights)
     except InvalidInput as error:
         raise InvalidInput(name, source, f"its base_model_name_or_path, {trained_on}: {error.problem}") from None
-    own = _digest([folder / ADAPTER, *sorted(folder.glob("adapter_model.*"))])
+    own = digest_of([folder / ADAPTER, *sorted(folder.glob("adapter_model.*"))])
     digest = hashlib.sha256(f"{base.digest} {own}".encode()).hexdigest() if base.digest else ""
     return replace(base, source=origin, adapter=folder, digest=digest)
 
@@ -115,7 +115,8 @@ def _complete(config: PretrainedConfig, file: Path) -> None:
         config.eos_token_id = sorted({config.eos_token_id, end.contents()})
 
 
-def _digest(files: Iterable[Path]) -> str:
+def digest_of(files: Iterable[Path]) -> str:
+    """Sha256 over the contents of files, in this order."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -37,14 +37,22 @@ def find_pair(options: argparse.Namespace) -> Path:
     given = given_options(options, ExportOptions, EXPORT_OPTIONS)
     folder = Path(options.pair)
     is_pair = (folder / "pair.json").is_file()
-    if options.auxiliary is None and (is_pair or not _is_checkpoint(folder)):
-        check_pair(folder)
+    if is_pair and options.auxiliary is None:
         for name in set(given) - {"rows"}:
             raise InvalidInput(name, given[name], "only with a checkpoint; a pair folder was exported with its own")
         return folder
     if is_pair:
         raise InvalidInput("auxiliary", options.auxiliary, "leave it out; the first argument is already a pair folder")
-    return _exported(options.pair, options.auxiliary, given)
+    if options.auxiliary is not None or _is_checkpoint(folder):
+        return _exported(options.pair, options.auxiliary, given)
+    if not folder.is_dir():
+        raise InvalidInput("pair", str(folder), f"{no_folder(folder)}; mtad export writes one")
+    problem = "it has no pair.json: not written by mtad export"
+    if (folder / "engine.json").is_file() and (folder.parent / "pair.json").is_file():
+        problem = f"one engine of a pair; give {folder.parent}"
+    elif inside := sorted(str(file.parent) for file in folder.glob("*/pair.json")):
+        problem = f"it holds pairs; give one of {', '.join(inside[:10])}"
+    raise InvalidInput("pair", str(folder), problem)
 
 
 def _is_checkpoint(source: Path) -> bool:
@@ -55,24 +63,6 @@ def _is_checkpoint(source: Path) -> bool:
     if source.is_file():
         return source.suffix == GGUF
     return len(source.parts) == 2 and source.parts[0] not in ("..", "~", "/") and not source.parent.exists()
-
-
-def check_pair(folder: Path) -> None:
-    """Refuse a folder that is no pair of engines that the runtime steps, and say what it is instead.
-
-    Raises:
-        InvalidInput: it does not exist, is a single engine or a checkpoint.
-    """
-    if not folder.is_dir():
-        raise InvalidInput("pair", str(folder), f"{no_folder(folder)}; mtad export writes one")
-    if (folder / "pair.json").is_file():
-        return
-    problem = "it has no pair.json: not written by mtad export"
-    if (folder / "engine.json").is_file() and (folder.parent / "pair.json").is_file():
-        problem = f"one engine of a pair; give {folder.parent}"
-    elif inside := sorted(str(file.parent) for file in folder.glob("*/pair.json")):
-        problem = f"it holds pairs; give one of {', '.join(inside[:10])}"
-    raise InvalidInput("pair", str(folder), problem)
 
 
 def check_room(folder: Path, config: RuntimeConfig, max_tokens: int | None) -> None:

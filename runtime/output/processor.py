@@ -73,12 +73,6 @@ class OutputProcessor:
             if count and request.statistics.first_token_seconds is None:
                 request.statistics.first_token_seconds = now - request.arrived
 
-    def record_prefill(self, request: Request, began: float) -> None:
-        """Count the time since `began` as this request's prefill."""
-        seconds = time.perf_counter() - began
-        request.statistics.prefill_seconds += seconds
-        self.totals.prefill_seconds += seconds
-
     def end(self, request: Request) -> None:
         """A request has ended, begun or not: forget it, and count it."""
         request.detokenizer = request.constraint = None

@@ -15,7 +15,7 @@ from mtad.params import LONGEST
 from runtime.scheduler.request import Acceptance, Request
 from runtime.speculation.block_times import BlockTimes
 from runtime.speculation.lengths import DraftCosts, draft_lengths
-from runtime.speculation.planner import FIRST, INTERVAL
+from runtime.speculation.planner import FIRST, INTERVAL, auxiliary_length
 
 PROBE = 64
 """Of the blocks for which drafts were found that do not pay, one in so many has one token: seconds may have changed."""
@@ -101,7 +101,7 @@ class Lookups:
                     text.acceptance.usual, timed[row] = self._usual[params.temperature == 0], text
                 else:
                     costs = [1 + self._costs.node * length * len(draft) for length in self._lengths]
-                    if length := _auxiliary_length(request):
+                    if length := auxiliary_length(request):
                         costs[0] = self._costs.block(params, length)
                     drafts[row] = _cut(draft, self._best([request], [text], costs))
             elif request.looked_up:
@@ -184,7 +184,7 @@ class Lookups:
         if self._blocks_left <= 0:
             rows, others = len(requests), {row for row, draft in enumerate(found) if draft and row not in texts}
             fixed = max((len(found[row][0]) for row in others), default=0)
-            by_auxiliary = {row for row, one in enumerate(requests) if _auxiliary_length(one)} - others
+            by_auxiliary = {row for row, one in enumerate(requests) if auxiliary_length(one)} - others
             # blocks in which nothing is looked up for the texts; and others, in which the auxiliary may draft as well
             plain, looking_up = self._times[bool(by_auxiliary)], self._times[bool(by_auxiliary - texts.keys())]
             second = int(looking_up is not plain)  # a line needs two lengths, of which `plain` may have the one
@@ -202,18 +202,12 @@ class Lookups:
         """The length of drafts of these texts with which all requests give the most tokens for their block's cost."""
         speeds = [0.0] * len(costs)
         for request, text in zip(requests, texts, strict=True):
-            length = _auxiliary_length(request)
+            length = auxiliary_length(request)
             plain = request.acceptance.tokens(length)[length]
             looked_up = text.acceptance.tokens(self._lengths[-1]) if text else []
             for at, cost in enumerate(costs):
                 speeds[at] += (looked_up[self._lengths[at]] if text and at else plain) / cost
         return self._lengths[speeds.index(max(speeds))]
-
-
-def _auxiliary_length(request: Request) -> int:
-    """Tokens that the auxiliary drafts for a request for which nothing is looked up."""
-    params = request.part_params
-    return request.draft_len if params.automatic else params.drafted if params.uses_model else 0
 
 
 def _cut(draft: Draft, length: int) -> Draft:

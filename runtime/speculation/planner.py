@@ -162,10 +162,7 @@ class Planner:
     @staticmethod
     def _length(request: Request, followed: int) -> int:
         """Length of a request's draft where those that follow the load have `followed` tokens."""
-        p = request.part_params
-        if request.params.follows_load:
-            return followed
-        return request.draft_len if p.automatic else p.drafted if p.uses_model else 0
+        return followed if request.params.follows_load else auxiliary_length(request)
 
     def _own_length(self, request: Request) -> int:
         tokens = request.acceptance.tokens(self._lengths[-1])
@@ -226,3 +223,9 @@ class Planner:
                 self._next_probe, self._lost = self._clock, 0.0
                 seconds = taken[self._choice] + stored[self._choice]
                 self._worth = tokens[self.length] / tokens[self._choice] * seconds - stored[self.length]
+
+
+def auxiliary_length(request: Request) -> int:
+    """Tokens that the auxiliary drafts for a request for which nothing is looked up."""
+    params = request.part_params
+    return request.draft_len if params.automatic else params.drafted if params.uses_model else 0
