@@ -18,7 +18,7 @@ from numba import literal_unroll
 from mtad.batch import tree_of
 from mtad.compiled import compiled
 from mtad.distribution import NEVER, Distributions, after, exp_into, log_likelihood, pick
-from mtad.draft import best_path, draft_level
+from mtad.draft import best_path, draft_level, drafted_path
 from mtad.filters import filter_after
 from mtad.rows import RULES
 from mtad.rules.scored import Bonus, Scored
@@ -179,14 +179,10 @@ def judge(row, scored, bonus):
 @compiled
 def emit(decisions, r, scored, node, bonus, spent, logits):
     """Write down a row's tokens, their log-probabilities, and how far their laws were moved."""
-    length, at = 0, node
-    while at >= 0:
-        length += 1
-        at = scored.parents[at]
-    decisions.lengths[r], at = length, node
-    for depth in range(length - 1, -1, -1):
-        decisions.tokens[r, depth], decisions.paths[r, depth] = scored.tokens[at], at
-        at = scored.parents[at]
+    length = drafted_path(scored.parents, scored.drafted, node, decisions.paths[r])
+    decisions.lengths[r] = length
+    for depth in range(length):
+        decisions.tokens[r, depth] = scored.tokens[decisions.paths[r, depth]]
     decisions.tokens[r, length] = bonus
     for depth in range(length + 1):
         before = decisions.paths[r, depth - 1] if depth else -1

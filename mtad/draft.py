@@ -173,14 +173,20 @@ def best_path(tree, levels, nodes):
     for node in range(tree.starts[max(last, 0)], tree.starts[last + 1]):
         if tree.log_q[node] > NEVER and (best < 0 or tree.log_q[node] > tree.log_q[best]):
             best = node
-    count, node = 0, best
+    return drafted_path(tree.parents, tree.drafted, best, nodes), last + 1
+
+
+@compiled
+def drafted_path(parents, drafted, node, nodes):
+    """Write the drafted nodes from the root to a node, itself included; returns how many there are."""
+    count, at = 0, node
+    while at >= 0:
+        count += drafted[at]
+        at = parents[at]
+    at = count
     while node >= 0:
-        count += tree.drafted[node]
-        node = tree.parents[node]
-    at, node = count, best
-    while node >= 0:
-        if tree.drafted[node]:
+        if drafted[node]:
             at -= 1
             nodes[at] = node
-        node = tree.parents[node]
-    return count, last + 1
+        node = parents[node]
+    return count

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from mtad.compiled import compiled
+from mtad.draft import drafted_path
 
 
 @compiled
@@ -151,13 +152,7 @@ def node_paths(parents, drafted_tokens, drafted, nodes, tokens, lengths):
     """
     for r in range(nodes.shape[0]):
         for s in range(nodes.shape[1]):
-            length, node = 0, nodes[r, s]
-            while node >= 0:
-                length += drafted[r, node]
-                node = parents[r, node]
-            at, node, lengths[r, s] = length, nodes[r, s], length
-            while node >= 0:
-                if drafted[r, node]:
-                    at -= 1
-                    tokens[r, s, at] = drafted_tokens[r, node]
-                node = parents[r, node]
+            path = tokens[r, s]
+            lengths[r, s] = drafted_path(parents[r], drafted[r], nodes[r, s], path)
+            for at in range(lengths[r, s]):
+                path[at] = drafted_tokens[r, path[at]]
