@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -57,7 +58,7 @@ class AsyncLLM:
         self.cause: BaseException | None = None
         self._changed = threading.Condition()  # guards the state, and the two below
         self._choices: dict[int, Choice] = {}  # of the requests that have not ended
-        self._cancelled: list[Request] = []
+        self._cancelled = deque[Request]()  # added to without the lock
         self.turn = Turn()
         self._long_texts = RestingThread(self.turn)
         self._prepared = False
@@ -171,11 +172,11 @@ class AsyncLLM:
             raise EngineStopped(f"takes no requests: it is {self.state}") from self.cause
 
     def _cancel(self, requests: Sequence[Request]) -> None:
-        running = [request for request in requests if request.finish_reason is None]
-        if running:
-            with self._changed:
-                self._cancelled += running
-                self._changed.notify()
+        """Without a lock: any thread, whatever it holds, may be the one in which a dropped stream is found.
+
+        The engine need not be woken, for it does not wait while one of its requests has not ended.
+        """
+        self._cancelled.extend(request for request in requests if request.finish_reason is None)
 
     # Everything below runs in the engine's thread.
 
@@ -208,7 +209,7 @@ class AsyncLLM:
                     self.state = "stopped"
                     return False
                 self._changed.wait()
-            cancelled, self._cancelled = self._cancelled, []
+            cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
             if self.state == "cancelling":
                 cancelled = [choice.request for choice in self._choices.values()]
         if cancelled:  # which looks through the whole queue

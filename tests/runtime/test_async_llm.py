@@ -63,6 +63,27 @@ async def test_a_stream_that_is_dropped_unread_frees_its_row_and_one_that_is_rea
         assert llm.loop.totals.requests["cancelled"] == 1
 
 
+async def test_a_stream_is_dropped_without_waiting_for_what_the_engine_holds(llm: LLM) -> None:
+    """Garbage is collected in any thread, in the middle of anything."""
+    held, dropped = threading.Event(), threading.Event()
+
+    async with serving(llm) as engine:
+
+        def hold() -> bool:
+            with engine._changed:
+                held.set()
+                return dropped.wait(PATIENCE)
+
+        stream = await engine.submit(PROMPTS[0], LONG)
+        holding = asyncio.create_task(asyncio.to_thread(hold))
+        await asyncio.to_thread(held.wait)
+        del stream
+        gc.collect()
+        dropped.set()
+        assert await holding, "it waited until the lock was free"
+    assert llm.loop.totals.requests["cancelled"] == 1
+
+
 async def test_a_waiting_or_joining_request_can_be_cancelled(llm: LLM) -> None:
     gate = Gate(llm)
     async with serving(llm) as engine:
