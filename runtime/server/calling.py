@@ -168,7 +168,8 @@ class CallReader:
     def __init__(self, calling: Calling) -> None:
         self._form, self.calls = calling.form, 0
         names = "|".join(function.name for function in calling.functions)
-        self._head = re.compile(f'{re.escape(self._form.opening)}({names})", "{self._form.key}": ')
+        head = re.compile(f'{re.escape(self._form.opening)}({names})", "{self._form.key}": ')
+        self._find = head.search if self._form.before else head.match
         self._text = ""  # the arguments of the call that is read, or what may yet turn out to be one
         self.inside = self._said = False
         self._shown = 0  # characters of these arguments
@@ -192,7 +193,7 @@ class CallReader:
                     self._shown = len(self._text)
                     return said, calls
                 self._text, self._shown, self.inside = self._text[end:], 0, False
-            found = self._head.search(self._text) if self._form.before or not self._said else None
+            found = self._find(self._text) if self._form.before or not self._said else None
             if found is None:
                 break
             said += "" if self.calls else self._text[: found.start()]

@@ -16,11 +16,15 @@ MAX_TOOLS = 128
 
 
 def _checked(text: str) -> str:
-    """The arguments of a call; a chat template is given them as an object."""
+    """The arguments of a call, which may have been cut off; a chat template is given them as an object."""
     with suppress(ValueError):
-        if isinstance(from_json(text or "{}"), dict):
+        if isinstance(_parsed(text), dict):
             return text
     raise PydanticCustomError("arguments", "give a JSON object, as text")
+
+
+def _parsed(text: str) -> Any:
+    return from_json(text or "{}", allow_partial="trailing-strings")
 
 
 class Function(StrictModel):
@@ -81,7 +85,7 @@ class ToolCall(FunctionTyped):
 
     def plain(self) -> dict[str, Any]:
         """What a chat template gets."""
-        function = {"name": self.function.name, "arguments": from_json(self.function.arguments or "{}")}
+        function = {"name": self.function.name, "arguments": _parsed(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
 

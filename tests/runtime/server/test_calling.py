@@ -17,6 +17,7 @@ UNIT = {"properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"], "add
 FUNCTIONS = [Function.model_validate({"name": name, "parameters": UNIT}) for name in ("weather", "heat")]
 SAID = 'Let me <tool see. {"name": '
 ONE, TWO = '{"name": "weather", "arguments": {"unit": "C"}}', '{"name": "heat", "arguments": {"unit":"F"}}'
+OTHER = ONE.replace("arguments", "parameters")
 CALLS = [("weather", '{"unit": "C"}'), ("heat", '{"unit":"F"}')]
 
 
@@ -32,9 +33,9 @@ def calling(form: Form, forced: bool = False, several: bool = True) -> Calling:
         (HERMES, f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>", "", CALLS),
         (HERMES, f"<tool_call>\n{ONE[:-5]}", "", [("weather", '{"unit": ')]),
         (HERMES, '<tool_call>\n{"name', '<tool_call>\n{"name', []),
-        (LLAMA, ONE.replace("arguments", "parameters"), "", CALLS[:1]),
+        (LLAMA, OTHER, "", CALLS[:1]),
         (LLAMA, '{"name": "Alice"}', '{"name": "Alice"}', []),
-        (LLAMA, f"So: {ONE}", f"So: {ONE}", []),
+        (LLAMA, f"So: {OTHER}, no?", f"So: {OTHER}, no?", []),
     ],
 )
 def test_a_text_is_read_the_same_in_whatever_pieces_it_comes(

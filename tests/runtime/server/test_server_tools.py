@@ -93,6 +93,16 @@ def test_calls_and_their_results_are_given_to_the_template(server: LiveServer, p
     assert text == "[user] How warm?\n[assistant] <weather C>\n[tool] 20\n[assistant] "
 
 
+def test_a_call_that_was_cut_off_may_be_sent_back(server: LiveServer) -> None:
+    whole = '{"unit": "C"}'
+    for end in range(len(whole)):
+        cut = {**MADE, "function": {"name": "weather", "arguments": whole[:end]}}
+        told = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [cut]}]
+        asked = {"model": MODEL, "messages": told, "max_tokens": 1}
+        status, _, answer = call(server, "POST", "/v1/chat/completions", asked)
+        assert status == 200, (whole[:end], answer)
+
+
 @pytest.mark.parametrize("asked", [{"tools": TOOLS, "tool_choice": "required"}, {"response_format": Unit}])
 def test_the_openai_packages_own_messages_may_be_sent_back(server: LiveServer, asked: Any) -> None:
     chats = server.client.chat.completions
