@@ -59,6 +59,7 @@ class PrefixCache:
                 self.save(slot, row, columns.start)
             except BaseException:
                 self._free.append(slot)
+                self._touch(chain)  # no page outlives the one it follows
                 raise
             self._slots[key] = slot
             chain.append(key)
