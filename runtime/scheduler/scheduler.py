@@ -265,6 +265,8 @@ class Scheduler:
                 heapq.heapify(queue)
                 if not queue:
                     del self._queues[request.client]
+                if request.statistics.preemptions:  # what it was given before it had to wait again
+                    self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
                 return
             self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
             served = self._queues.keys() | {one.client for one in self.holders}

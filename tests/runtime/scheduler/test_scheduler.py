@@ -309,6 +309,9 @@ def test_requests_give_up_their_rows_until_a_block_fits_and_wait_where_they_were
     scheduler.schedule(100, cast(Any, Memory()), lambda one: True, 0)
     assert ids(scheduler.make_room(cast(Any, Small()))) == [0]
     assert [(one.id, one.statistics.preemptions) for one in scheduler.waiting] == [(1, 1)]
+    (preempted,), before = scheduler.waiting, dict(scheduler._accounts)
+    scheduler.retire(preempted, cast(Any, Small()))
+    assert scheduler._accounts == {"": before[""] + preempted.cost}, "its client had what was computed for it"
 
 
 def test_check_integrity_notices_what_must_not_be() -> None:
