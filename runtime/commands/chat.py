@@ -77,7 +77,7 @@ async def converse(
             asked = [*messages, {"role": "user", "content": question}]
             try:
                 ids = await fitting_prompt(engine.llm, template, asked, len(first), params.max_tokens)
-                text = await answer(engine, ids, params, colour)
+                text = await answer(engine, ids, params, colour, fit=True)
             except InvalidInput as error:
                 print(f"not answered: {error}", file=sys.stderr, flush=True)
                 continue
@@ -92,13 +92,13 @@ async def fitting_prompt(
     Args:
         messages: the question last.
         kept: messages at the beginning that stay, such as the system's.
-        max_tokens: of the answer; by default, room for it is a quarter of a row.
+        max_tokens: of the answer; room for them, but at most three quarters of a row; by default, a quarter.
 
     Raises:
         CapacityExceeded: the question alone is too long.
     """
     room, tokenizer = llm.loop.scheduler.room_for_tokens, llm.pair.tokenizer.backend_tokenizer
-    room -= room // 4 if max_tokens is None else max_tokens
+    room -= room // 4 if max_tokens is None else min(max_tokens, 3 * room // 4)
     before = len(messages)
     while len(ids := tokenizer.encode(await template.render(messages), add_special_tokens=False).ids) > room:
         if len(messages) <= kept + 1:

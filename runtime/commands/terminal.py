@@ -32,9 +32,9 @@ def waiting(words: str) -> Iterator[None]:
             print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colour: bool) -> str:
+async def answer(engine: AsyncLLM, prompt: Prompt, params: DecodingParams, colour: bool, fit: bool = False) -> str:
     """Stream one answer to standard output, and its figures to standard error; returns it without its thoughts."""
-    stream, text = await engine.submit(prompt, params), ""
+    stream, text = await engine.submit(prompt, params, fit=fit), ""
     starts: list[tuple[int, str]] = []  # the character at which each token begins, and its colour
     async for delta in stream:
         kinds = [DRAFTED] * delta.accepted + [TARGET] * (len(delta.token_ids) - delta.accepted)

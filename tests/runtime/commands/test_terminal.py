@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -44,13 +45,31 @@ def test_a_chat_outlives_a_full_context_and_questions_that_can_never_be_read(
     assert ran.err.count("not answered: messages: ") == 1, "a line that is not UTF-8"
 
 
+def test_a_chat_whose_answers_may_fill_a_row_reads_questions_all_the_same(
+    run: Run, pair_folders: Callable[[str], Path], template: Path
+) -> None:
+    capacity = json.loads((pair_folders("torch") / "target" / "engine.json").read_text())["capacity"]
+    options = (
+        "--chat-template",
+        template,
+        "--max-draft-len",
+        "4",
+        "--max-beam-width",
+        "1",
+        "--max-tokens",
+        capacity - 5,
+    )
+    ran = run("chat", pair_folders("torch"), *options, stdin=b"Where?")
+    assert (ran.code, "not answered" in ran.err) == (0, False), ran.err
+
+
 def test_a_cleared_chat_begins_anew(
     run: Run, pair_folders: Callable[[str], Path], template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []
 
-    async def kept(*given: Any) -> str:
-        texts.append(await answer(*given))
+    async def kept(*given: Any, **others: Any) -> str:
+        texts.append(await answer(*given, **others))
         return texts[-1]
 
     monkeypatch.setattr("runtime.commands.chat.answer", kept)
