@@ -142,6 +142,7 @@ class DecodingLoop:
             spare_tokens: that may be prefilled besides; more than the rows decode meanwhile are in any case.
         """
         is_kept = [request in members for request in requests]
+        self.planner.choose_own(requests)
         drafts = self.lookups.find(requests)
         params = self.planner.plan(requests, list(map(bool, drafts)), self._about_to_run)
         if not all(is_kept):

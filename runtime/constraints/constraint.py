@@ -31,8 +31,9 @@ class Constrainer:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
-        self.vocab_size, self.eos = vocab_size, np.array([token for token in eos if token < vocab_size], np.int64)
-        self.grammars = Grammars(tokenizer, vocab_size, eos)
+        known = [token for token in eos if token < vocab_size]
+        self.vocab_size, self.eos = vocab_size, np.array(known, np.int64)
+        self.grammars = Grammars(tokenizer, vocab_size, known)
         self.words = lru_cache(KEPT_WORDS)(lambda words: BadWords(words, tokenizer, vocab_size))
 
     def check(self, params: DecodingParams, grammar: Grammar | None = None) -> Grammar | None:

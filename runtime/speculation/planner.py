@@ -78,6 +78,18 @@ class Planner:
     def _probing(self) -> bool:
         return self.length != self._choice
 
+    def choose_own(self, requests: Sequence[Request]) -> None:
+        """The lengths of drafts that follow their request's text alone: before `plan`, and before look-ups, which ask.
+
+        It may be called again before the same block.
+        """
+        for request in requests:
+            params, new = request.part_params, not request.acceptance.tried  # of this part, nothing was seen
+            if params.automatic and new:
+                request.acceptance.usual = self._typical[params.method] if request.params.follows_load else None
+            if params.automatic and not request.params.follows_load and (new or request.blocks % INTERVAL == 0):
+                request.draft_len = self._own_length(request)
+
     def plan(self, requests: Sequence[Request], found: Sequence[bool] = (), joining: int = 0) -> list[DecodingParams]:
         """Parameters of each running request for the next block.
 
@@ -90,12 +102,6 @@ class Planner:
         """
         followers = [request for request in requests if request.params.follows_load]
         self.adapts = bool(followers)
-        for request in requests:
-            params, new = request.part_params, not request.acceptance.tried  # of this part, nothing was seen
-            if params.automatic and new:
-                request.acceptance.usual = self._typical[params.method] if request.params.follows_load else None
-            if params.automatic and not request.params.follows_load and (new or request.blocks % INTERVAL == 0):
-                request.draft_len = self._own_length(request)
         self._ahead = self._ahead + 1 if joining else 0
         rows = len(requests) + (joining if self._ahead <= JOINING_BLOCKS else 0)
         if followers and (self._blocks_left <= 0 or bucket(rows) != self._bucket):

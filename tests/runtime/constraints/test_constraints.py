@@ -39,7 +39,9 @@ def test_every_end_of_sequence_token_is_allowed_where_the_grammar_may_end() -> N
 
 
 def test_tokens_that_end_a_text_and_that_the_vocabulary_lacks_are_nobodys() -> None:
-    constraint = Constrainer(letters("abc"), 4, [0, 4]).constraint(replace(FREE, min_tokens=2), (), None)
+    maker = Constrainer(letters("abc"), 4, [0, 4])
+    maker.check(replace(FREE, regex="ab?"))
+    constraint = maker.constraint(replace(FREE, min_tokens=2), (), None)
     logits, paths, lengths = np.ones((1, 2, 4), np.float32), np.array([[[0], [1]]]), np.array([[0, 1]])
     found = constrained(logits, asks_of([constraint]), paths, lengths)
     assert found.tolist() == [[[-np.inf, 1, 1, 1]] * 2]

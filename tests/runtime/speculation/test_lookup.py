@@ -70,6 +70,7 @@ def decode(
     jitter, coin, tokens = random.Random(9), random.Random(10), 0
     for _ in range(blocks):
         given, accepted = list[list[int]](), list[int]()
+        planner.choose_own(texts)
         found = lookups.find(texts)
         used = planner.plan(texts, list(map(bool, found)))
         drafted = [one.drafted if one.uses_model else 0 for one in used]

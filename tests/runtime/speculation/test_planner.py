@@ -64,6 +64,7 @@ class World:
         self, planner: Planner, texts: Sequence[Request], rate: float, alone: bool = True
     ) -> list[DecodingParams]:
         """Plan and run one block, in which each drafted token is accepted with probability `rate`."""
+        planner.choose_own(texts)
         used = planner.plan(texts)
         drafted = [params.drafted for params in used]
         length = max(drafted)
@@ -172,6 +173,7 @@ def test_drafts_of_a_seed_or_a_lossy_method_depend_on_neither_clock_nor_batch() 
         planner, own = Planner(costs=DraftCosts(0.2, 0.02)), texts_of(replace(CHAIN, seed=3), BEAMS)
         rest, found = [Request(9 + n, [1], CHAIN, n) for n in range(others)], []
         for _ in range(60):
+            planner.choose_own([*own, *rest])
             used = planner.plan([*own, *rest])
             found.append([params.drafted for params in used[:2]])
             accepted = [min(count, text.blocks // 8) for text, count in zip(own, found[-1], strict=True)]
