@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from runtime.output.stream import OutputDelta
 from runtime.scheduler.request import Request
-from runtime.scheduler.statistics import Statistics
 from runtime.triton.tensors import OUTPUTS, OutputSettings
 
 _DTYPES = {"STRING": "object", "FP32": "float32"}
@@ -57,24 +56,20 @@ class TritonResponse:
             values["num_output_tokens"] = [len(delta.token_ids) for delta in choices]
         ended = [delta.statistics for delta in choices if delta.statistics]
         if len(ended) == len(choices):
-            values |= self._ending(choices, ended)
+            values |= {
+                "finish_reason": [str(delta.finish_reason).encode() for delta in choices],
+                "acceptance_rate": [one.acceptance_rate for one in ended],
+                "block_efficiency": [one.block_efficiency for one in ended],
+                "total_accepted_draft_tokens": [one.accepted for one in ended],
+                "total_draft_tokens": [one.drafted for one in ended],
+                "output_seed": [self._requests[delta.index].seed for delta in choices],
+            }
+            scores = [self._requests[delta.index].prompt_scores for delta in choices]
+            if any(scores):
+                values["output_prompt_logprobs"] = [json.dumps([s._asdict() for s in some]).encode() for some in scores]
+            if settings.return_perf_metrics:
+                values["statistics"] = [json.dumps(one.to_dict()).encode() for one in ended]
         return {name: np.array([value], self._dtypes[name]) for name, value in values.items()}
-
-    def _ending(self, choices: Sequence[OutputDelta], ended: Sequence[Statistics]) -> dict[str, list[Any]]:
-        values: dict[str, list[Any]] = {
-            "finish_reason": [str(delta.finish_reason).encode() for delta in choices],
-            "acceptance_rate": [one.acceptance_rate for one in ended],
-            "block_efficiency": [one.block_efficiency for one in ended],
-            "total_accepted_draft_tokens": [one.accepted for one in ended],
-            "total_draft_tokens": [one.drafted for one in ended],
-            "output_seed": [self._requests[delta.index].seed for delta in choices],
-        }
-        scores = [self._requests[delta.index].prompt_scores for delta in choices]
-        if any(scores):
-            values["output_prompt_logprobs"] = [json.dumps([s._asdict() for s in some]).encode() for some in scores]
-        if self._settings.return_perf_metrics:
-            values["statistics"] = [json.dumps(one.to_dict()).encode() for one in ended]
-        return values
 
 
 def _padded(rows: Sequence[Sequence[Any]], padding: Any) -> list[list[Any]]:
