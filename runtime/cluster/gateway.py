@@ -138,6 +138,8 @@ class Gateway:
         if self._draining:
             raise EngineStopped("takes no requests: it is draining")
         body = await Request(scope, receive).body()
+        if self._draining:  # meanwhile
+            raise EngineStopped("takes no requests: it is draining")
         head = {name: scope.get(name) for name in _HEAD}
         sent = _Sent(send)
         work = asyncio.create_task(self._answer(head, body, sent))

@@ -78,10 +78,10 @@ def serve_cluster(
         _check_resources(cluster, ray.cluster_resources())
         serve.start(proxy_location="Disabled", controller_options={"runtime_env": {"env_vars": ENVIRONMENT}})
         generations = Generations(pair, config, options, cluster)
+        asked = SimpleQueue[int]()  # a handler of signals may use no lock
+        signal.signal(signal.SIGHUP, lambda number, _: asked.put(number))
         try:
             gateway = Gateway(generations.deploy(), options.request_seconds, generations.board.reports.remote)
-            asked = SimpleQueue[int]()  # a handler of signals may use no lock
-            signal.signal(signal.SIGHUP, lambda number, _: asked.put(number))
             threading.Thread(target=keep_updating, args=(asked, generations, gateway), daemon=True).start()
             guarded = Guard(gateway, options, lambda path, status: None)
             serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
@@ -147,6 +147,8 @@ class Generations:
         return f"; generation {self._good['generation']} serves"
 
     def _run(self, rows: int, folder: str, generation: int) -> Any:
+        if self.closing:
+            raise InvalidInput("pair", folder, "the command is ending")
         inner = replace(self._options, api_keys=())  # the gateway asks for them
         given = folder, self._config, inner, self._cluster.stall_seconds, self.board, generation
         deployment = _deployment(rows, self._config, self._options, self._cluster)

@@ -98,8 +98,9 @@ def ask(
     during: Callable[[Gateway, asyncio.Event], None] = lambda gateway, gone: None,
     keys: tuple[str, ...] = (),
     method: str = "POST",
+    sending: Callable[[Gateway], None] = lambda gateway: None,
 ) -> tuple[int, bytes, Gateway]:
-    """One request through the gateway: status (0 without an answer), body."""
+    """One request through the gateway: status (0 without an answer), body; what happens while it is being sent."""
     sent: list[Message] = []
 
     async def run() -> Gateway:
@@ -111,6 +112,7 @@ def ask(
             nonlocal received
             if not received:
                 received = True
+                sending(gateway)
                 return {"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}
             await gone.wait()
             return {"type": "http.disconnect"}
@@ -207,6 +209,16 @@ def test_draining_refuses_new_requests_and_a_second_signal_ends_old_ones_and_say
     assert (status, json.loads(body.split(b"data: ")[-1])["error"]["code"]) == (200 if begun else 503, "cancelled")
     assert replicas.cancelled == 1
     assert gateway._draining
+
+
+def test_a_request_whose_body_comes_while_it_drains_is_refused() -> None:
+    def close(gateway: Gateway) -> None:
+        gateway._draining = True
+
+    replicas = Replicas([START, WHOLE])
+    status, body, _ = ask(replicas, sending=close)
+    assert (status, json.loads(body)["error"]["code"]) == (503, "unavailable")
+    assert not replicas.calls
 
 
 def test_models_are_a_replicas() -> None:
