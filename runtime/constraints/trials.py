@@ -74,15 +74,20 @@ class Trials:
         messages: list[dict[str, object]] = [{"field": field, "text": text}]
         if self._process is None:
             command = [sys.executable, "-P", trial_process.__file__]
+            messages.insert(0, self._settings() | {"seconds": self.seconds, "gives_way": self.gives_way})
             # of the same session, in which alone its low priority counts (sched(7), autogroups)
             self._process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, process_group=0)
-            messages.insert(0, self._settings() | {"seconds": self.seconds, "gives_way": self.gives_way})
-        with contextlib.suppress(BrokenPipeError):
-            for message in messages:
-                print(json.dumps(message), file=self._process.stdin, flush=True)
-            assert self._process.stdout
-            if answer := self._process.stdout.readline():
-                return answer
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                for message in messages:
+                    print(json.dumps(message), file=self._process.stdin, flush=True)
+                assert self._process.stdout
+                if answer := self._process.stdout.readline():
+                    return answer
+        except BaseException:  # interrupted: its answer would be taken for that of the next trial
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process = None
+            raise
         self._process.communicate()
         self._process = None
         return ""

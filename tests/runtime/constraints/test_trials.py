@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tokenizers import Tokenizer
@@ -143,6 +144,17 @@ def test_a_process_that_was_ended_is_started_again(patient: Trials) -> None:
     os.kill(first, signal.SIGKILL)
     assert patient.run("regex", "a")["problems"] == []
     assert pid(patient) != first
+
+
+def test_the_answer_to_an_interrupted_trial_is_not_taken_for_the_next_ones(
+    patient: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert patient.run("regex", "a")["problems"] == []
+    with monkeypatch.context() as patch:
+        patch.setattr(patient._process, "stdout", Mock(readline=Mock(side_effect=KeyboardInterrupt)))
+        with pytest.raises(KeyboardInterrupt):
+            patient.run("regex", "(")
+    assert patient.run("regex", "a")["problems"] == []
 
 
 def test_the_process_ends_with_its_parent_however_that_ends(tokenizer: Tokenizer) -> None:
