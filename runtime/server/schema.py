@@ -20,6 +20,7 @@ from mtad.errors import InvalidInput
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.config import describe
+from runtime.prompts import several
 from runtime.server.messages import ChatMessage, Effort, ToolChoice, Tools
 from runtime.server.strict import MAX_ENTRIES, STOP_STRINGS, Items, StrictModel, translate
 
@@ -177,11 +178,8 @@ class CompletionRequest(Body):
         return wanted
 
     @property
-    def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        one = bool(self.prompt) and isinstance(self.prompt[0], int)
-        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item, arg-type]
+    def prompts(self) -> list[Any]:
+        return list(several(self.prompt))
 
 
 class ChatCompletionRequest(Body):

@@ -123,5 +123,6 @@ def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
                 raise InvalidInput(f"structured_outputs.{theirs}", value, f"{ours} says it already; give one of them")
             found[ours] = value
     for name, value in structured.items():
-        raise InvalidInput(f"structured_outputs.{name}", value, "give json, regex or grammar")
+        if value is not None:
+            raise InvalidInput(f"structured_outputs.{name}", value, "give json, regex or grammar")
     return found

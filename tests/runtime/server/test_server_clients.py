@@ -68,7 +68,7 @@ def test_values_that_ask_for_something_else_are_refused_by_name(fields: dict[str
         ({"temperature": 1e-7}, {"temperature": 0.0}),
         ({"temperature": 0.0099}, {"temperature": 0.0}),
         ({"top_k": -1}, {"top_k": 0}),
-        ({"structured_outputs": {"regex": "[a-z]+"}}, {"regex": "[a-z]+"}),
+        ({"structured_outputs": {"regex": "[a-z]+", "choice": None}}, {"regex": "[a-z]+"}),
         ({"structured_outputs": {"json": {"type": "object"}}}, {"json_schema": '{"type": "object"}'}),
         ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
     ],
