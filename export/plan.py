@@ -68,6 +68,7 @@ def plan_pair(options: ExportOptions, progress: Progress = lambda stage: None, w
             spec = replace(spec, plan=plan_for(format, spec, options.compute_capabilities))
         specs.append(spec)
     tokenizers = [model.tokenizer() for model in models]
+    specs = [replace(s, eos_token_ids=_ends(s, t)) for s, t in zip(specs, tokenizers, strict=True)]
     vocabularies = describe_vocabularies(tokenizers[0], tokenizers[-1], specs[0].vocab_size, specs[-1].vocab_size)
     if shared := vocabularies.get("shared_tokens"):
         progress(f"{shared} of the target's {vocabularies['vocab_size']} tokens are in both vocabularies")
@@ -81,6 +82,12 @@ def plan_pair(options: ExportOptions, progress: Progress = lambda stage: None, w
     if options.auxiliary is None:
         description["engines"] = ["target"]
     return PairPlan(tuple(zip(models, specs, tokenizers, strict=True)), description, text)
+
+
+def _ends(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Tokens that end a text: of the checkpoint's configuration, and its tokenizer's, which an adapter may bring."""
+    known, own = spec.eos_token_ids, tokenizer.eos_token_id
+    return known if own in known or own not in range(spec.vocab_size) else (*known, own)
 
 
 @cache

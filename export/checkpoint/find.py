@@ -61,7 +61,7 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
         with refused_as(name, source, "transformers would read it wrongly"):
             _complete(config, described)
     architecture = values["architectures"][0] if values else known.__name__ if known else described.name
-    if known is None or known.__name__ != architecture:
+    if known is None or known.__name__.lower() != architecture.lower():
         wanted = f"{config.model_type} has {known.__name__}" if known else f"{config.model_type} has none"
         raise InvalidInput(name, source, f"{architecture} is not a causal language model of its type ({wanted})")
     found = Checkpoint(name, folder, config, "", origin, size, file)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from engines.folder import read_spec
 from export.checkpoint.find import _complete, find
 from export.options import ExportOptions
 from export.plan import plan_pair
@@ -176,6 +177,9 @@ def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -
     config = peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=4, lora_alpha=16, init_lora_weights=False)
     adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).eval()
     adapted.save_pretrained(adapter)
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(5)  # as of a chat's turn, which the base does not know
+    tokenizer.save_pretrained(adapter)
     found, tokens = find("target", str(adapter)), torch.arange(40)[None]
     with torch.no_grad():
         expected, logits = adapted(tokens).logits, found.load(torch.float32)(tokens).logits
@@ -184,6 +188,7 @@ def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -
     assert found.source == str(adapter)
     assert torch.equal(found.weights()("lm_head.weight"), adapted.get_output_embeddings().weight)
     assert run("export", tmp_path / "pair", "--target", adapter, "--to", "torch").code == 0
+    assert read_spec(tmp_path / "pair" / "target").eos_token_ids == (0, 5)
     exported, merged = load_file(tmp_path / "pair" / "target" / "model.safetensors"), found.weights()
     assert all(torch.allclose(weight, merged(name)) for name, weight in exported.items())
     base.rename(tmp_path / "moved")
