@@ -34,7 +34,7 @@ from mtad.params import SAMPLING, DecodingParams
 
 log = logging.getLogger(__name__)
 
-WEIGHTS = ("[!c]*.safetensors", "pytorch_model*.bin")
+WEIGHTS = ("[!c]*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 """Files with weights; the first kind that is there is read. Those that begin with c are left out: Mistral's
 `consolidated*` are the same ones once more."""
 

@@ -124,6 +124,23 @@ class TestRefusal:
         second = find("target", str(checkpoint))
         assert (second.digest, second.size) == (first.digest, first.size)
 
+    def test_an_adapter_whose_weights_are_pickled_is_downloaded_whole(
+        self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("peft")
+        folder = tmp_path / "hub"
+        folder.mkdir()
+
+        def download(source: str, revision: None, allow_patterns: list[str], ignore_patterns: str = "") -> str:
+            files = ["adapter_config.json", "adapter_model.bin"]
+            for name in filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+                (folder / name).write_text(json.dumps({"base_model_name_or_path": str(checkpoint)}))
+            return str(folder)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        assert find("target", "owner/name").adapter == folder
+        assert (folder / "adapter_model.bin").is_file()
+
     @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
     def test_another_architecture_is_refused_by_name(
         self, export: Callable[..., bool], checkpoint: Path, architecture: str
