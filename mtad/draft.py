@@ -178,7 +178,7 @@ def best_path(tree, levels, nodes):
 
 @compiled
 def drafted_path(parents, drafted, node, nodes):
-    """Write the drafted nodes from the root to a node, itself included; returns how many there are."""
+    """Write the drafted nodes from the root to a node, itself included, to `nodes`; returns how many there are."""
     count, at = 0, node
     while at >= 0:
         count += drafted[at]

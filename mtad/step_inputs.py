@@ -152,7 +152,7 @@ def node_paths(parents, drafted_tokens, drafted, nodes, tokens, lengths):
     """
     for r in range(nodes.shape[0]):
         for s in range(nodes.shape[1]):
-            path = tokens[r, s]
+            path = tokens[r, s]  # of nodes, and then of their tokens
             lengths[r, s] = drafted_path(parents[r], drafted[r], nodes[r, s], path)
             for at in range(lengths[r, s]):
                 path[at] = drafted_tokens[r, path[at]]

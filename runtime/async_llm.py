@@ -56,7 +56,7 @@ class AsyncLLM:
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self.state = "new"
         self.cause: BaseException | None = None
-        self._changed = threading.Condition()  # guards the state, and the two below
+        self._changed = threading.Condition()  # guards `state` and `_choices`
         self._choices: dict[int, Choice] = {}  # of the requests that have not ended
         self._cancelled = deque[Request]()  # added to without the lock
         self.turn = Turn()
@@ -172,9 +172,9 @@ class AsyncLLM:
             raise EngineStopped(f"takes no requests: it is {self.state}") from self.cause
 
     def _cancel(self, requests: Sequence[Request]) -> None:
-        """Without a lock: any thread, whatever it holds, may be the one in which a dropped stream is found.
+        """Takes no lock: garbage is collected in any thread, even in one that holds the scheduler's lock.
 
-        The engine need not be woken, for it does not wait while one of its requests has not ended.
+        Nor is the engine woken: it never sleeps while a queued request has not ended. Others are ignored.
         """
         self._cancelled.extend(request for request in requests if request.finish_reason is None)
 

@@ -116,7 +116,7 @@ def _complete(config: PretrainedConfig, file: Path) -> None:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Sha256 over the contents of files, in this order."""
+    """Sha256 over the contents of files, in this order; their names do not count."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -138,7 +138,7 @@ class Gateway:
         if self._draining:
             raise EngineStopped("takes no requests: it is draining")
         body = await Request(scope, receive).body()
-        if self._draining:  # meanwhile
+        if self._draining:  # since the body came
             raise EngineStopped("takes no requests: it is draining")
         head = {name: scope.get(name) for name in _HEAD}
         sent = _Sent(send)

@@ -92,7 +92,7 @@ async def fitting_prompt(
     Args:
         messages: the question last.
         kept: messages at the beginning that stay, such as the system's.
-        max_tokens: of the answer; room for them, but at most three quarters of a row; by default, a quarter.
+        max_tokens: of the answer. So much room is left for it, but at most 3/4 of a row; 1/4 where it is None.
 
     Raises:
         CapacityExceeded: the question alone is too long.

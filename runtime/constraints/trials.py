@@ -85,8 +85,9 @@ class Trials:
                 if answer := self._process.stdout.readline():
                     return answer
         except BaseException:  # interrupted: its answer would be taken for that of the next trial
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process = None
+            process, self._process = self._process, None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
         self._process.communicate()
         self._process = None

@@ -79,9 +79,9 @@ class Planner:
         return self.length != self._choice
 
     def choose_own(self, requests: Sequence[Request]) -> None:
-        """The lengths of drafts that follow their request's text alone: before `plan`, and before look-ups, which ask.
+        """Set what automatic drafts begin with, and the lengths that depend on their request's text alone.
 
-        It may be called again before the same block.
+        Before look-ups, which are weighed against these drafts, and before `plan`. Twice is as good as once.
         """
         for request in requests:
             params, new = request.part_params, not request.acceptance.tried  # of this part, nothing was seen

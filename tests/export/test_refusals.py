@@ -124,6 +124,10 @@ class TestRefusal:
         second = find("target", str(checkpoint))
         assert (second.digest, second.size) == (first.digest, first.size)
 
+    def test_the_case_of_an_architectures_name_does_not_count(self, checkpoint: Path) -> None:
+        change_json(checkpoint / "config.json", architectures=["LLaMAForCausalLM"])
+        assert find("target", str(checkpoint)).config.model_type == "llama"
+
     def test_an_adapter_whose_weights_are_pickled_is_downloaded_whole(
         self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -134,6 +134,15 @@ def test_an_update_without_room_for_one_more_replica_is_refused_before_it_begins
     assert len(ray.deployed) == 1
 
 
+def test_nothing_is_deployed_while_the_command_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ray = use(FakeRay(set()), monkeypatch)
+    generations = run.Generations(tmp_path, RuntimeConfig(), OPTIONS, CLUSTER)
+    generations.closing = True
+    with pytest.raises(InvalidInput, match="the command is ending"):
+        generations.update()
+    assert not ray.deployed
+
+
 def test_a_first_deployment_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ray = use(FakeRay({1}), monkeypatch)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
