@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 WEIGHTS = ("[!c]*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 """Files with weights; the first kind that is there is read. Those that begin with c are left out: Mistral's
-`consolidated*` are the same ones once more."""
+`consolidated*` are the same ones once more. The last kind is an adapter's."""
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers that keep keys and values of each token, and nothing else."""

@@ -135,10 +135,8 @@ class Gateway:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, and send what a replica answers; ended when the client goes away or time is up."""
-        if self._draining:
-            raise EngineStopped("takes no requests: it is draining")
         body = await Request(scope, receive).body()
-        if self._draining:  # since the body came
+        if self._draining:  # it may have begun while the body came
             raise EngineStopped("takes no requests: it is draining")
         head = {name: scope.get(name) for name in _HEAD}
         sent = _Sent(send)
