@@ -35,8 +35,11 @@ class Recorder:
         self._device = torch.device(device)
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
-        return nullcontext()
+        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after.
+
+        The device is the current one there: a thread begins with the first, and TensorRT runs on the current one.
+        """
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def record(self, work: Work) -> Work:
         """What launches some work, which is run and then captured if this captures. Only inside `ordered`.

@@ -11,7 +11,7 @@ from engines.cache.columns import ColumnCache
 class NoAuxiliary(Engine):
     """A cache without layers, so that whoever looks after rows need not ask whether there are two of them."""
 
-    name = "none"
+    name, capturable, reads_mask = "none", True, False
 
     def __init__(self, target: EngineSpec, device: str) -> None:
         super().__init__(target.without_layers, ColumnCache(target.without_layers, device))

@@ -104,7 +104,9 @@ def build_plan(graph: Path, spec: EngineSpec, path: Path) -> None:
         profiles.append(profile)
     times: str | None = None
     if not FORMATS[spec.format].ahead_of_time:
-        times = str(_timing_cache(spec.plan))
+        gpu = "".join(c if c.isalnum() else "-" for c in spec.plan.gpu or "")
+        (folder := cache_folder() / "tensorrt").mkdir(parents=True, exist_ok=True)
+        times = str(folder / f"{gpu}-{spec.plan.compute_capabilities[0]}-{spec.plan.version}.timing")
         config: Any = CreateConfig(profiles=profiles, load_timing_cache=times if Path(times).is_file() else None)
     else:
         from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
@@ -160,13 +162,6 @@ def _capabilities(trt: ModuleType) -> list[str]:
 
 def _pair(capability: str) -> tuple[int, ...]:
     return tuple(map(int, capability.split(".")))
-
-
-def _timing_cache(plan: TensorRtPlan) -> Path:
-    folder = cache_folder() / "tensorrt"
-    folder.mkdir(parents=True, exist_ok=True)
-    gpu = "".join(c if c.isalnum() else "-" for c in plan.gpu or "")
-    return folder / f"{gpu}-{plan.compute_capabilities[0]}-{plan.version}.timing"
 
 
 def _check_polygraphy(format: str) -> None:

@@ -49,6 +49,8 @@ def runtime_of(spec: EngineSpec, placement: Placement) -> tuple[ModuleType, str]
     """
     assert spec.plan is not None
     trt = load_runtime(spec.format)
+    if placement.on_gpu:
+        torch.cuda.set_device(placement.device)  # engines and contexts belong to the current one
     check_plan(spec.format, spec.plan, str(trt.__version__), current_gpu())
     return trt, placement.device if placement.on_gpu else "cuda"
 
@@ -121,6 +123,7 @@ class TensorRTEngine(PlanEngine):
             self._check_aliases()
         self._prefill, self._decode = self._context(PREFILL, configs[0]), configs[1]
         self._contexts: dict[tuple[int, ...], Any] = {}
+        self._dropped = self._contexts
 
     @property
     def captured_on(self) -> object:
@@ -131,11 +134,12 @@ class TensorRTEngine(PlanEngine):
         (rows, tokens), kept = step.tokens.shape, len(step.keep)
         if step.first_row == 0 and kept and not step.is_prompt and tokens <= self._plan.decode_tokens:
             shape = rows, tokens, step.mask.shape[3], kept
-            if fresh := shape not in self._contexts:
-                if len(self._contexts) == MAX_CONTEXTS:
-                    self._contexts = {}
-                self._contexts[shape] = self._context(DECODE, self._decode)
-            return self._run(step, self._contexts[shape], fresh)
+            if len(self._contexts) == MAX_CONTEXTS and shape not in self._contexts:
+                self._dropped, self._contexts = self._contexts, {}  # what still runs there needs them a while longer
+            context = self._contexts.get(shape) or self._context(DECODE, self._decode)
+            logits = self._run(step, context, shape not in self._contexts)
+            self._contexts[shape] = context  # now that its shapes are set
+            return logits
         found = torch.empty(rows, kept, self.spec.vocab_size, dtype=self.spec.torch_dtype, device=self.device)
         for chunk, row, at in prefill_chunks(step, self._plan.prefill_tokens):
             logits = self._run(chunk, self._prefill, True)
@@ -153,6 +157,9 @@ class TensorRTEngine(PlanEngine):
         keep = step.keep if len(step.keep) else step.write_at.new_zeros(1)  # a plan keeps a position at least
         parts = {**{name: getattr(step, name) for name in INPUTS}, "keep": keep}
         inputs = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}
+        # of padded rows, which write behind the capacity; a decomposed graph writes to a copy of what the mask has
+        behind = cache.shape[4] if spec.attention == "operator" else step.mask.shape[3]
+        inputs["write_at"].clamp_(max=behind - tokens)
         inputs |= cache_tensors("past", cache)
         outputs, new = {"logits": cache.new_empty(rows, len(keep), spec.vocab_size)}, None
         if spec.attention == "operator":
@@ -174,7 +181,7 @@ class TensorRTEngine(PlanEngine):
         accepted(not unknown, "inputs without a shape", unknown)
         accepted(context.execute_async_v3(self._stream()), "enqueue of", tuple(step.mask.shape))
         if new is not None:
-            write_columns(cache, new, step.write_at)
+            write_columns(cache, new, step.write_at.clamp(max=cache.shape[4] - tokens))
         return outputs["logits"]
 
     def _runtime_configs(self) -> tuple[Any, Any]:

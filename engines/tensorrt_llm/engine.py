@@ -104,11 +104,11 @@ class TensorRTLLMEngine(PlanEngine):
         key = rows, width, kept, length
         if key not in self._bound:
             if len(self._bound) == MAX_CONTEXTS:
-                self._bound = {}
+                self._dropped, self._bound = self._bound, {}  # what still runs there needs them a while longer
             given = new_inputs(self.cache, self._pool, GENERATION, rows, width, rows * kept, self.max_tokens)
             given["host_past_key_value_lengths"].fill_(length)
-            self._bound[key] = self._context(0), given
-            self._bind(*self._bound[key])
+            self._bind(context := self._context(0), given)
+            self._bound[key] = context, given
         context, given = self._bound[key]
         base, row = self._base[:rows], torch.arange(rows, device=self.device)[:, None]
         if not step.drafted:

@@ -35,6 +35,7 @@ def block_size(columns: int) -> int:
     return next((size for size in (128, 64, 32, 16) if columns % size == 0), 128)
 
 
+@quiet()
 def quantize_graph(
     source: Path, path: Path, precision: str, parameters: Collection[str], packed: Mapping[str, Callable[[], Packed]]
 ) -> None:
@@ -52,24 +53,9 @@ def quantize_graph(
     Raises:
         InvalidInput: groups of a packed matrix are no multiple of 16.
     """
-    model = ir.load(source)
-    with quiet():
-        _quantize_blocks(model, matrices(model.graph, parameters), WEIGHT_ONLY[precision], packed)
-    save(model, path)
-
-
-def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
-    """The products with one of these parameters each, a matrix."""
-    products = [(node, inputs_of(node)[1]) for node in graph if node.op_type == "MatMul"]
-    own = [(node, w) for node, w in products if str(w.name).removesuffix(TRANSPOSED) in parameters]
-    return [node for node, weight in own if weight.shape is not None and len(weight.shape) == 2]
-
-
-def _quantize_blocks(
-    model: ir.Model, products: list[ir.Node], bits: int, packed: Mapping[str, Callable[[], Packed]]
-) -> None:
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
+    model = ir.load(source)
     graph = model.graph
     made: dict[str, tuple[list[ir.Value], dict[str, int]]] = {}
 
@@ -80,11 +66,11 @@ def _quantize_blocks(
             return [ir.tensor(array, name=f"{name}{end}") for end, array in arrays.items()], attributes
         holder, array = onnx.GraphProto(), constant(weight)
         holder.initializer.append(onnx.numpy_helper.from_array(array, name))
-        config = DefaultWeightOnlyQuantConfig(block_size(len(array)), True, ACCURACY, bits=bits)
+        config = DefaultWeightOnlyQuantConfig(block_size(len(array)), True, ACCURACY, bits=WEIGHT_ONLY[precision])
         (proto,) = DefaultWeightOnlyQuantizer(config).quantize(ir.to_proto(node), [holder])
         return map(ir.from_proto, holder.initializer[1:]), {one.name: one.i for one in proto.attribute}
 
-    for node in products:
+    for node in matrices(graph, parameters):
         data, weight = inputs_of(node)
         name = str(weight.name)
         if packed and name.removesuffix(TRANSPOSED) not in packed:
@@ -101,6 +87,14 @@ def _quantize_blocks(
     if lost := packed.keys() - {name.removesuffix(TRANSPOSED) for name in made}:
         raise InvalidInput("precision", "int4", f"the graph has no product with {min(lost)}; give float32")
     model.opset_imports[CONTRIBUTED] = 1
+    save(model, path)
+
+
+def matrices(graph: ir.Graph, parameters: Collection[str]) -> list[ir.Node]:
+    """The products with one of these parameters each, a matrix."""
+    products = [(node, inputs_of(node)[1]) for node in graph if node.op_type == "MatMul"]
+    own = [(node, w) for node, w in products if str(w.name).removesuffix(TRANSPOSED) in parameters]
+    return [node for node, weight in own if weight.shape is not None and len(weight.shape) == 2]
 
 
 def _as_blocks(packed: Packed) -> tuple[dict[str, np.ndarray], dict[str, int]]:

@@ -97,6 +97,7 @@ def _write_worker(folder: Path, target: str, auxiliary: str | None, defaults: di
     if auxiliary is None:
         raise InvalidInput("auxiliary", None, "the worker drafts by a second model; give its checkpoint")
     ExportOptions(target, auxiliary, format="torch", defaults=defaults)  # checks both
+    target, auxiliary = (str(Path(one).absolute()) if Path(one).is_dir() else one for one in (target, auxiliary))
     values = worker_config(target, auxiliary, DecodingParams.from_dict({"beam_width": 1, "draft_len": 4} | defaults))
     models = [find("target", target, False), find("auxiliary", auxiliary, False)]
     for one in models:

@@ -46,7 +46,8 @@ class ApiError(Exception):
 
 def timed_out(seconds: float) -> ApiError:
     """A request took longer than the server allows."""
-    return ApiError(504, f"not finished after {seconds:g} s, the server's limit; cancelled", code="timeout")
+    problem, told = f"not finished after {seconds:g} s, the server's limit; cancelled", {"x-should-retry": "false"}
+    return ApiError(504, problem, None, "timeout", told)  # OpenAI's client follows it
 
 
 def cancelled() -> ApiError:

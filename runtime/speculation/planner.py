@@ -74,10 +74,6 @@ class Planner:
         """Whether the choice, not a passing probe, is to draft: prompts that join are then stored for it at once."""
         return self._choice > 0
 
-    @property
-    def _probing(self) -> bool:
-        return self.length != self._choice
-
     def choose_own(self, requests: Sequence[Request]) -> None:
         """Set what automatic drafts begin with, and the lengths that depend on their request's text alone.
 
@@ -148,7 +144,7 @@ class Planner:
         self._blocks_left -= 1 if used is self._planned else 1 / INTERVAL
         self._clock += seconds + catch_up
         self._lost += seconds - self._worth if used is self._planned else 0.0
-        self._next_probe += catch_up / PROBE_SHARE if self._probing else 0.0
+        self._next_probe += catch_up / PROBE_SHARE if self.length != self._choice else 0.0
         self._times.add(len(used), max(p.drafted if p.uses_model else 0 for p in used), seconds, alone)
 
     def record_end(self, request: Request) -> None:
@@ -190,7 +186,7 @@ class Planner:
         return seconds / stored * max(prompts / answers, lacking / max(1, left))
 
     def _choose(self, requests: Sequence[Request], rows: int) -> None:
-        lengths, probed = self._lengths, self._probing
+        lengths, probed = self._lengths, self.length != self._choice
         self._blocks_left = INTERVAL
         fixed = max(self._length(request, 0) for request in requests)
         measured, storing = self._times.measured(rows), self._storing(requests)

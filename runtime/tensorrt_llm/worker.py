@@ -42,8 +42,8 @@ GIVEN = ("draft_probs", "draft_token_ids", "target_probs", "deterministic", "see
 CALLED = ("self", "logits", "draft_tokens", "draft_probs", "num_contexts", "batch_size", "spec_metadata")
 """What the method that calls it is given."""
 
-PARALLEL = ("--tp", "--tensor_parallel", "--pp", "--pipeline_parallel")
-"""How options of `trtllm-serve` begin that would start ranks."""
+REFUSED = ("--tp", "--tensor_p", "--pp", "--pipeline_p", "--cp", "--context_p", "--config", "--extra_llm")
+"""How options of `trtllm-serve` begin that would start ranks, or name a second configuration in place of ours."""
 
 
 def serve(arguments: Sequence[str]) -> None:
@@ -53,10 +53,10 @@ def serve(arguments: Sequence[str]) -> None:
         arguments: what `mtad export --to tensorrt-llm-worker` wrote, and options of trtllm-serve.
 
     Raises:
-        InvalidInput: as `install`, or an option would start ranks.
+        InvalidInput: as `install`, or an option would start ranks or name another configuration.
     """
-    if not arguments or any(one.startswith(PARALLEL) for one in arguments[1:]):
-        problem = "give the configuration, then options of trtllm-serve; ranks would decide by the library's rule"
+    if not arguments or any(one.startswith(REFUSED) for one in arguments[1:]):
+        problem = "give the one configuration, then options of trtllm-serve; ranks would decide by the library's rule"
         raise InvalidInput("arguments", " ".join(arguments), problem)
     given = install(Path(arguments[0]))
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -83,9 +83,10 @@ def install(config: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         problem = f"not a configuration that mtad export --to tensorrt-llm-worker wrote: {error!r}"
         raise InvalidInput("config", str(config), problem) from None
-    if values.get("tensor_parallel_size", 1) != 1:
-        problem = "ranks are processes of their own, which would decide by the library's rule; give 1"
-        raise InvalidInput("tensor_parallel_size", values["tensor_parallel_size"], problem)
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+        if values.get(name, 1) != 1:
+            problem = "ranks are processes of their own, which would decide by the library's rule; give 1"
+            raise InvalidInput(name, values[name], problem)
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     if not load(PROCESS).enable_worker_single_process_for_tp1():
         problem = "not 1 when it was read; set it to 1, so that the model is in this process"

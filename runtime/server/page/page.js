@@ -441,7 +441,8 @@ async function race(signal) {
   lanes.forEach((lane) => { lane.frames = []; });
   lanes[0].beams = width(body);
   await lanes[0].decode(path, body, signal);
-  await lanes[1].decode(path, { ...body, method: PLAIN, thinking_method: given.thinking_method && PLAIN }, signal);
+  const thinks = given.thinking_method ?? model.mtad.parameters.thinking_method.default;
+  await lanes[1].decode(path, { ...body, method: PLAIN, thinking_method: thinks && PLAIN }, signal);
   verdict();
   at("replay").hidden = false;
   at("replay").textContent = slowed() > 1 ? `Replay, slowed down ${slowed()} times` : "Replay";
@@ -526,10 +527,11 @@ async function converse(signal) {
   const ask = async () => {
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...talk.slice(left)];
     for await (const frame of chunks("chat/completions", { ...given, messages, stream_options: { include_usage: true } }, signal)) {
+      const follows = figures.getBoundingClientRect().top < innerHeight; // the reader has not scrolled up
       answer.add(frame);
       usage = frame.chunk.usage ?? usage;
       figures.textContent = (answer.speed ? `${answer.speed.toFixed(0)} tokens/s: ` : "") + answer.figures;
-      place.scrollIntoView({ block: "nearest" });
+      if (follows) figures.scrollIntoView({ block: "nearest" });
     }
   };
   try {
@@ -569,7 +571,8 @@ at("clear").addEventListener("click", () => {
   forget();
 });
 at("message").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey) return;
+  if (event.isComposing || event.keyCode === 229) return; // an input method takes it; Safari tells by the code alone
   event.preventDefault();
   at("chat-form").requestSubmit();
 });

@@ -11,18 +11,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import tensorrt_rtx
 import torch
 from transformers import LlamaForCausalLM
 
+import engines.tensorrt.engine
 import engines.tensorrt_plan
 from engines.base import EngineSpec
 from engines.cache.columns import index_columns
 from engines.folder import cache_folder, read_spec
 from engines.onnx.engine import OnnxRuntimeEngine
-from engines.tensorrt.engine import MAX_CONTEXTS, TensorRTEngine
+from engines.tensorrt.engine import TensorRTEngine
 from engines.tensorrt_plan import Gpu
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad import LLM, RuntimeConfig
@@ -113,20 +115,43 @@ def test_a_plan_that_is_cut_off_is_refused_by_name(tmp_path: Path) -> None:
             opened(tmp_path, replace(SPEC, format="tensorrt-rtx", plan=PLAN))
 
 
-def test_contexts_are_bounded_and_graphs_of_those_that_went_are_void(engine: TensorRTEngine) -> None:
+def test_contexts_are_bounded_outlive_what_runs_there_and_void_their_graphs(
+    engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines.tensorrt.engine, "MAX_CONTEXTS", 5)
     kept = [weakref.ref(context) for context in engine._engine.contexts]
     engine._engine.contexts.clear()  # only the engine keeps them now
-    shapes = [(steps, some, length) for steps in range(1, 10) for some in range(1, steps + 1) for length in (64, 128)]
+    shapes = [(steps, some, length) for steps in range(1, 4) for some in range(1, steps + 1) for length in (64, 128)]
     stand_on = engine.captured_on
-    for number, (steps, some, length) in enumerate(shapes[: MAX_CONTEXTS + 1]):
-        assert (engine.captured_on is stand_on) == (number <= MAX_CONTEXTS)
+    for number, (steps, some, length) in enumerate(shapes[:11]):
+        assert (engine.captured_on is stand_on) == (number <= 5)
         step = make_step(more_tokens(2, steps), [4, 9], keep=[0] * some)
         engine.step(replace(step, mask=torch.nn.functional.pad(step.mask, (0, length - step.mask.shape[3]))))
         kept += map(weakref.ref, engine._engine.contexts)
         engine._engine.contexts.clear()
-    assert engine.captured_on is not stand_on
-    del stand_on
-    assert sum(context() is not None for context in kept) == 2, "that of prompts, and the last shape's"
+        if number == 6:
+            stand_on = None
+    assert sum(context() is not None for context in kept) == 7, "that of prompts, five that went, and the last shape's"
+
+
+def test_a_step_that_fails_does_not_leave_its_shape_unusable(
+    engine: TensorRTEngine, plain: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = make_step(more_tokens(4, 2), [0, 0, 0, 0])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cache, "of", Mock(side_effect=torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.step(step)
+    same(engine.step(step), plain.step(step))
+
+
+def test_padded_rows_write_into_the_cache_however_wide_the_step(engine: TensorRTEngine) -> None:
+    tokens, capacity = some_tokens(0, 2 * PLAN.prefill_tokens)[None], engine.spec.capacity
+    engine.cache.kv[:, :, 1] = 7
+    for at in (capacity, capacity + 100):
+        step = make_step(tokens, [0], keep=[0])
+        engine.step(replace(step, write_at=torch.tensor([at])))
+    assert (engine.cache.kv[:, :, 1] == 7).all()
 
 
 @pytest.mark.slow
@@ -227,6 +252,15 @@ def test_the_stand_in_has_the_runtimes_signatures(name: str) -> None:
         for choice in ("ExecutionContextAllocation", "DynamicShapesKernelSpecialization", "CudaGraph"):
             ours, theirs = (getattr(module, f"{choice}Strategy") for module in (fake_tensorrt, tensorrt_rtx))
             assert set(ours.__members__) <= set(theirs.__members__)
+
+
+def test_a_plan_belongs_to_the_gpu_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, spec = Mock(), replace(SPEC, format="tensorrt-rtx", plan=PLAN)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.chosen)
+    monkeypatch.setattr(engines.tensorrt.engine, "current_gpu", calls.seen)
+    calls.seen.return_value = ADA
+    engines.tensorrt.engine.runtime_of(spec, Mock(on_gpu=True, device="cuda:1"))
+    assert calls.mock_calls == [call.chosen("cuda:1"), call.seen()]
 
 
 def test_a_gpu_is_named_as_torch_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,7 @@ def test_a_request_that_takes_too_long_is_cancelled(plain: LLM, monkeypatch: pyt
         ending.join()
         assert caught.value.status_code == 504
         assert caught.value.code == "timeout"
+        assert caught.value.response.headers["x-should-retry"] == "false", "the next one would take as long"
         gate.let(2)  # the pass it was in, and one of the next request
         stream = server.client.completions.create(stream=True, **LONG)
         assert next(stream).choices

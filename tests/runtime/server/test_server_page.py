@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
@@ -204,6 +205,8 @@ def test_a_chat_keeps_the_conversation_as_far_as_it_fits(plain: LLM, page: Page)
     for count, message in enumerate(("How many", "So?"), 1):
         page.fill("#message", message)
         expect(page.locator("#send")).to_be_enabled()
+        page.locator("#message").dispatch_event("keydown", {"key": "Enter", "keyCode": 229})  # takes a suggestion
+        expect(page.locator(".message")).to_have_count(2 * count - 2)
         page.keyboard.press("Enter")
         expect(page.locator(".message .figures").nth(count - 1)).to_contain_text("ended by length")
         text += f"[user] {message}\n[assistant] "
@@ -222,6 +225,33 @@ def test_a_chat_keeps_the_conversation_as_far_as_it_fits(plain: LLM, page: Page)
     assert page.locator("#error").is_hidden()
     page.click("#clear")
     expect(page.locator(".message")).to_have_count(0)
+
+
+def test_the_plain_lane_drafts_nothing_in_thoughts_either(plain: LLM, browser: Browser) -> None:
+    defaults = replace(plain.pair.defaults, thinking_method="mtad", thinking_tags=("<think>", "</think>"))
+    llm = LLM(replace(plain.pair, defaults=defaults))
+    with live(llm) as server, opened(browser, server) as page:
+        asked = list[dict[str, Any]]()
+        page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+        race(page, max_tokens="3")
+        expect(page.locator("#verdict")).to_contain_text("times as fast.")
+    assert [(one.get("method"), one.get("thinking_method")) for one in asked] == [(None, None), ("sample", "sample")]
+
+
+def test_a_long_answer_is_followed_unless_the_reader_has_scrolled_away(plain: LLM, browser: Browser) -> None:
+    with gated(own(plain)) as (server, gate), opened(browser, server) as page:
+        page.set_viewport_size(ViewportSize(width=390, height=200))
+        page.click("#chat-tab")
+        give(page, max_tokens="120", ignore_eos="true", method="sample", temperature="1.3", top_k="0")
+        page.fill("#message", "How many")
+        page.click("#send")
+        gate.let(90)
+        expect(page.locator(".message .token").nth(70)).to_be_attached()
+        expect(page.locator(".message .figures")).to_be_in_viewport()
+        page.evaluate("scrollTo(0, 0)")
+        gate.open()
+        expect(page.locator(".message .figures")).to_contain_text("ended by length")
+        assert page.evaluate("scrollY") == 0
 
 
 def test_text_of_a_model_is_text_alone(page: Page) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,9 +141,15 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_what_is_exported_starts_the_librarys_server_with_our_rule(
-    library: SimpleNamespace, checkpoints: tuple[Path, Path], run: Run, tmp_path: Path
+    library: SimpleNamespace,
+    checkpoints: tuple[Path, Path],
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = ["--target", checkpoints[0], "--auxiliary", checkpoints[1], "--to", "tensorrt-llm-worker"]
+    monkeypatch.chdir(checkpoints[0].parent)  # whoever starts the server may be elsewhere
+    named = [os.path.relpath(one) for one in checkpoints]
+    given = ["--target", named[0], "--auxiliary", named[1], "--to", "tensorrt-llm-worker"]
     defaults = '{"method": "mtad", "draft_len": 3, "accept_threshold": 0.2}'
     assert run("export", tmp_path / "worker", *given, "--defaults", defaults).code == 0
     config = tmp_path / "worker" / "worker.yaml"
@@ -168,11 +175,12 @@ def written(folder: Path, **others: Any) -> Path:
 
 
 def test_models_in_other_processes_are_refused(library: SimpleNamespace, tmp_path: Path) -> None:
-    config = written(tmp_path, tensor_parallel_size=2)
-    with pytest.raises(InvalidInput, match="tensor_parallel_size"):
-        ours.install(config)
-    with pytest.raises(InvalidInput, match="ranks"):
-        ours.serve([str(config), "--tp_size", "2"])
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+        with pytest.raises(InvalidInput, match=name):
+            ours.install(written(tmp_path, **{name: 2}))
+    for option in ("--tp_size", "--config", "--extra_llm_api_options"):
+        with pytest.raises(InvalidInput, match=r"one configuration, .* ranks"):
+            ours.serve([str(written(tmp_path)), option, "2"])
     library.single = False
     with pytest.raises(InvalidInput, match="TLLM_WORKER_USE_SINGLE_PROCESS"):
         ours.install(written(tmp_path))

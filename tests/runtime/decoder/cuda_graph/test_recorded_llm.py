@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engines.cache.paged import SPARE, by_page
+from engines.folder import read_json, write_json
 from engines.placement import Placement
 from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
@@ -62,3 +63,19 @@ def test_captured_blocks_of_a_llama_pair_give_the_tokens_of_the_host(torch_pair:
     automatic = replace(base, method="speculative", draft_len="auto", temperature=0.0)
     greedy = replace(base, method="sample", temperature=0.0)
     assert device.generate(prompts[0], automatic)[0].token_ids == device.generate(prompts[0], greedy)[0].token_ids
+
+
+@pytest.mark.slow
+def test_blocks_of_a_target_alone_are_captured_unless_they_look_drafts_up(
+    pair_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "target").symlink_to(pair_folders("torch") / "target")
+    write_json(tmp_path / "pair.json", read_json(pair_folders("torch"), "pair.json") | {"engines": ["target"]})
+    device = LLM(tmp_path, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder(), record=())
+    assert device.blocks
+    sample = DecodingParams(method="sample", max_tokens=8, ignore_eos=True, seed=5)
+    expected = LLM(tmp_path, RuntimeConfig(prefix_tokens=0)).generate("SELECT name FROM", sample)[0].token_ids
+    assert device.generate("SELECT name FROM", sample)[0].token_ids == expected
+    assert not device.blocks.unrecorded
+    device.generate("SELECT name FROM", replace(sample, method="block"))
+    assert set(device.blocks.unrecorded) == {"drafts are looked up on the host"}
