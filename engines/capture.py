@@ -35,11 +35,9 @@ class Recorder:
         self._device = torch.device(device)
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after.
-
-        The device is the current one there: a thread begins with the first, and TensorRT runs on the current one.
-        """
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
+        on_gpu = self._device.type == "cuda"  # which is not the thread's current one, on which TensorRT would run
+        return torch.cuda.device(self._device) if on_gpu else nullcontext()
 
     def record(self, work: Work) -> Work:
         """What launches some work, which is run and then captured if this captures. Only inside `ordered`.

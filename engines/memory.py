@@ -104,7 +104,7 @@ class Memory:
         )
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: int | str, field: str = "memory") -> int:
     """Bytes from a number or from text such as `512MiB`, `4GB`, `4G` (all powers of 1024).
 
     Raises:
@@ -112,7 +112,7 @@ def parse_bytes(size: int | str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(size).strip(), re.IGNORECASE)
     if isinstance(size, bool) or found is None:
-        raise InvalidInput("memory", size, "give bytes, or text such as 4GiB")
+        raise InvalidInput(field, size, "give bytes, or text such as 4GiB")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 

@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from engines.base import KV_PAGE, EngineSpec, input_shapes
@@ -58,7 +57,8 @@ def plan_for(format: str, spec: EngineSpec, capabilities: Sequence[str] = ()) ->
             problem = "it builds on the GPU that will run the plan, but torch finds none; tensorrt-rtx needs no GPU"
             raise InvalidInput("to", format, problem)
     else:
-        gpu, known = None, _capabilities(trt)
+        names = [name[2:] for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
+        gpu, known = None, sorted((f"{name[:-1]}.{name[-1]}" for name in names), key=_pair)
         for capability in capabilities:
             if capability not in known:
                 problem = f"TensorRT-RTX {version} builds for {', '.join(known)}; elsewhere, use --to tensorrt"
@@ -153,11 +153,6 @@ def profile_shapes(spec: EngineSpec, plan: TensorRtPlan) -> list[dict[str, tuple
 def _capturable(builder: Any, network: Any, config: Any) -> None:
     """TensorRT-RTX lets only such plans be recorded as CUDA graphs that take all memory from the caller."""
     config.set_flag(load_runtime("tensorrt-rtx").BuilderFlag.REQUIRE_USER_ALLOCATION)
-
-
-def _capabilities(trt: ModuleType) -> list[str]:
-    names = [name[2:] for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
-    return sorted((f"{name[:-1]}.{name[-1]}" for name in names), key=_pair)
 
 
 def _pair(capability: str) -> tuple[int, ...]:

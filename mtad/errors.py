@@ -48,7 +48,7 @@ class InvalidInput(ValueError):
 
 @contextlib.contextmanager
 def refused_as(field: str, value: object, problem: str) -> Iterator[None]:
-    """Turn any exception of a library raised inside into an `InvalidInput`: `problem`, then the exception's text.
+    """Turn any exception of a library raised inside into an `InvalidInput`: `problem`, then its text, in one line.
 
     An `InvalidInput` passes unchanged. The panics of libraries in Rust, which are no `Exception`, count as well.
     """
@@ -59,7 +59,7 @@ def refused_as(field: str, value: object, problem: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InvalidInput(field, value, f"{problem}: {error}") from error
+        raise InvalidInput(field, value, f"{problem}: {' '.join(str(error).split())}") from error
 
 
 def imported(module: str, field: str, value: object, remedy: str) -> ModuleType:

@@ -123,7 +123,6 @@ class TensorRTEngine(PlanEngine):
             self._check_aliases()
         self._prefill, self._decode = self._context(PREFILL, configs[0]), configs[1]
         self._contexts: dict[tuple[int, ...], Any] = {}
-        self._dropped = self._contexts
 
     @property
     def captured_on(self) -> object:

@@ -127,9 +127,8 @@ def digest_of(files: Iterable[Path]) -> str:
 def _download(name: str, source: str, weights: bool, revision: str | None) -> tuple[Path, int]:
     """The folder a hub id was downloaded to, and how many bytes of weights were left there."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
+    with refused_as(name, source, "no such folder, and the hub request failed"):
         common = ["*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
         if not weights:
             files = HfApi().model_info(source, revision=revision, files_metadata=True).siblings or []
@@ -144,5 +143,3 @@ def _download(name: str, source: str, weights: bool, revision: str | None) -> tu
             if any(folder.glob(kind)):
                 break
         return folder, 0
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise InvalidInput(name, source, f"no such folder, and the hub request failed: {first_line(error)}") from None

@@ -26,6 +26,8 @@ Weights = Callable[[str], Tensor]
 """The tensor a model's parameter or stored buffer of this name has, on the CPU, in the dtype it is stored in. A view of
 a file where that is possible: nobody may write to it, and nobody should keep it."""
 
+SCALES = ("weight_scale", "weight_scale_inv")
+"""How names of what 8-bit matrices are multiplied by end."""
 STORED = "model.safetensors"
 """What transformers calls the weights; with several files, `<name>.index.json` says which tensor is where."""
 
@@ -48,9 +50,13 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
     try:
         own = copy.deepcopy(config)  # which a model writes its attention's kind into
-        return AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=False).eval()
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=False).eval()
     finally:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+    exact = empty_model(config, torch.float32).named_buffers() if dtype != torch.float32 else ()
+    for name, values in exact:  # GPT-J's angles would be made of frequencies that were rounded first
+        model.get_buffer(name).copy_(values)
+    return model
 
 
 def parameter_names(model: PreTrainedModel) -> dict[str, list[str]]:
@@ -72,6 +78,8 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
     stored: dict[str, str] = {}
     packed = {} if packing is None else stored_packed(folder, packing)
     body, shapes = model.base_model_prefix + ".", {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if packing is None and (scales := [name for name in files.keys() - shapes if name.endswith(SCALES)]):
+        raise ValueError(f"{scales[0]} scales a matrix, and config.json has no quantization_config that says how")
     for names in (*parameter_names(model).values(), *([name] for name in stored_buffers(model))):
         both = dict.fromkeys(n for name in names for n in (name, name.removeprefix(body)))
         found = [name for name in both if name in files or name in packed]

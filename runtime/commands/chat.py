@@ -12,7 +12,7 @@ from mtad.errors import CapacityExceeded, InvalidInput
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
-from runtime.commands.terminal import answer, waiting
+from runtime.commands.terminal import answer, waiting, warn_of_unused
 from runtime.config import RuntimeConfig, use_torch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def main() -> None:
     """Entry point of `mtad chat`."""
     about = """Hold a conversation. Drafted text is green, the target's own tokens are cyan. Each answer ends with its
     tokens per second and per pass of the target. The oldest messages are left out where the context is full. /clear
-    begins a new conversation; /quit, an empty line or Ctrl-D ends it."""
+    begins a new conversation; /quit or Ctrl-D ends it."""
     parser = Parser(brief=True, prog="mtad chat", usage="%(prog)s PAIR [options]", description=about)
     add_pair(parser)
     parser.add_argument("--chat-template", type=Path, help="file with a Jinja chat template, in place of the pair's")
@@ -60,7 +60,9 @@ def main() -> None:
             import readline  # noqa: F401  # `input` edits a line with it
         print(HELP, file=sys.stderr)
     sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # no line takes others along
-    asyncio.run(converse(engine, template, messages, DecodingParams.from_dict(given, engine.llm.pair.defaults)))
+    params = DecodingParams.from_dict(given, engine.llm.pair.defaults)
+    warn_of_unused(given, params)
+    asyncio.run(converse(engine, template, messages, params))
 
 
 async def converse(
@@ -69,10 +71,10 @@ async def converse(
     """Read questions from standard input and print answers as they come, until there are no more questions."""
     colour, first = sys.stdout.isatty(), list(messages)
     async with engine:
-        while (question := _ask()) not in ("", "/quit"):
-            if question in ("/clear", "/help"):
+        while (question := _ask()) not in (None, "/quit"):
+            if question in ("", "/clear", "/help"):
                 messages = list(first) if question == "/clear" else messages
-                print(HELP, file=sys.stderr)
+                print(HELP, file=sys.stderr) if question else None
                 continue
             asked = [*messages, {"role": "user", "content": question}]
             try:
@@ -109,8 +111,8 @@ async def fitting_prompt(
     return list(ids)
 
 
-def _ask() -> str:
+def _ask() -> str | None:
     try:
         return input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "").strip()
     except EOFError:
-        return ""
+        return None

@@ -14,7 +14,7 @@ from runtime.commands.entry import Parser, add_options, command, given_options, 
 from runtime.commands.pair_source import EXPORT_OPTIONS, print_stage
 from runtime.commands.terminal import waiting
 
-OPTION_FIELDS = (*EXPORT_OPTIONS, "auxiliary_precision", "calibration", "attention")
+OPTION_FIELDS = ("rows", *EXPORT_OPTIONS, "auxiliary_precision", "calibration", "attention")
 """Fields of `ExportOptions` that are options of the command as they are."""
 WORKER = "tensorrt-llm-worker"
 """In the place of a format: no engines are made, but what TensorRT-LLM's own worker is started with."""

@@ -12,7 +12,7 @@ from mtad.errors import InvalidInput, read_text
 from mtad.params import DecodingParams
 from runtime.commands.entry import Parser, add_decoding, add_options, command, given_options
 from runtime.commands.pair_source import add_pair, check_room, find_pair
-from runtime.commands.terminal import answer, print_figures, waiting
+from runtime.commands.terminal import answer, print_figures, waiting, warn_of_unused
 from runtime.config import RuntimeConfig, use_torch
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def main() -> None:
     usage = "%(prog)s PAIR [PROMPT ...] [options]"
     parser = Parser(brief=True, prog="mtad generate", usage=usage, description=about)
     add_pair(parser)
-    parser.add_argument("prompt", nargs="*", help="prompts; without one or --file, standard input is")
+    parser.add_argument("prompt", nargs="*", help="prompts; without one or --file, standard input is read")
     parser.add_argument("--file", type=Path, action="append", default=[], help="a prompt's file; may be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt: text, tokens, statistics")
     add_options(parser.add_argument_group("where it runs"), RuntimeConfig)
@@ -53,10 +53,7 @@ def main() -> None:
         use_torch()
         llm = LLM(folder, config)
     params = DecodingParams.from_dict(given, llm.pair.defaults)
-    for name in given:
-        if not (params.spec.uses(name) or params.thinking.spec.uses(name)):
-            option = name.replace("_", "-")
-            print(f"{parser.prog}: warning: --{option} has no effect with the method {params.method}", file=sys.stderr)
+    warn_of_unused(given, params)
     for prompt in prompts:
         llm.requests(prompt, params)  # refuses what is unusable before anything is said
     print(*filter(None, (llm.pair.runs_on, llm.memory)), sep="\n", file=sys.stderr)
@@ -83,4 +80,4 @@ def _read_standard_input() -> str:
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise InvalidInput("file", "standard input", f"cannot be read: {error}") from None
+        raise InvalidInput("prompt", "standard input", f"cannot be read: {error}") from None

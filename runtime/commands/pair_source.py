@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from export.options import ADAPTER, GGUF, ExportOptions
 from mtad.errors import CapacityExceeded, InvalidInput, no_folder
 from runtime.commands.entry import add_options, given_options
 from runtime.commands.terminal import waiting
 from runtime.config import RuntimeConfig
 
-EXPORT_OPTIONS = ("rows", "capacity", "precision", "revision", "auxiliary_revision")
+EXPORT_OPTIONS = ("capacity", "precision", "revision", "auxiliary_revision")
 """Options of an export that a command takes along with a checkpoint."""
 
 
@@ -25,7 +27,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pair", help="pair folder, or the target's checkpoint: a folder, a hub id or a GGUF file")
     group = parser.add_argument_group("exporting first", "only with a checkpoint; the pair is kept in the user's cache")
     group.add_argument("--auxiliary", help="its auxiliary's checkpoint, likewise (default: drafts are looked up)")
-    add_options(group, ExportOptions, only=EXPORT_OPTIONS[1:])
+    add_options(group, ExportOptions, only=EXPORT_OPTIONS)
 
 
 def find_pair(options: argparse.Namespace) -> Path:
@@ -38,7 +40,7 @@ def find_pair(options: argparse.Namespace) -> Path:
     folder = Path(options.pair)
     is_pair = (folder / "pair.json").is_file()
     if is_pair and options.auxiliary is None:
-        for name in set(given) - {"rows"}:
+        for name in given:
             raise InvalidInput(name, given[name], "only with a checkpoint; a pair folder was exported with its own")
         return folder
     if is_pair:
@@ -93,7 +95,8 @@ def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path
     name = "+".join(re.sub(r"[^\w.-]+", "-", Path(source).name) for source in sources)
     folder = cache_folder() / "pairs" / f"{name}-{digest}"
 
-    export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=print_stage)
+    with FileLock(f"{folder}.lock"):  # whoever asks for the same pair meanwhile finds it done
+        export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=print_stage)
     print(f"pair: {folder}", file=sys.stderr, flush=True)
     return folder
 

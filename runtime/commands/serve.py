@@ -75,7 +75,7 @@ def main() -> None:
     settings = ServerOptions(  # whatever is wrong is refused before an engine is opened or a process started
         model=options.model or folder.resolve().name,
         api_keys=keys,
-        max_body_bytes=parse_bytes(options.max_body),
+        max_body_bytes=parse_bytes(options.max_body, "max-body"),
         **limits | {"allowed_host": (options.host, *limits.get("allowed_host", ()))},
     )
     if config.tensor_parallel > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mtad.params import DecodingParams
@@ -54,6 +54,14 @@ def _coloured(text: str, at: int, starts: list[tuple[int, str]]) -> str:
         shown += character if kind == before else kind + character
         before = kind
     return shown + RESET if text else ""
+
+
+def warn_of_unused(given: Iterable[str], params: DecodingParams) -> None:
+    """Say on standard error which parameters of the command line have no effect with the method."""
+    for name in given:
+        if not (params.spec.uses(name) or params.thinking.spec.uses(name)):
+            option = name.replace("_", "-")
+            print(f"mtad: warning: --{option} has no effect with the method {params.method}", file=sys.stderr)
 
 
 def print_figures(results: Sequence[Result], params: DecodingParams, spent: Counts) -> None:

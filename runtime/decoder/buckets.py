@@ -7,11 +7,8 @@ from typing import NamedTuple
 SHORT = 1024
 """Columns of the shortest mask of engines that read masks whole; each length is four times the one before."""
 FREE = 128
-"""Positions up to which a step's matrix products should take no longer than reading the weights does; not measured.
-
-By their data sheets, an A100 computes 156 in half precision in that time (312 TFLOP/s, 2.0 TB/s), an H100 295, an L4
-more. What logits, filters and masks of padded rows take comes on top.
-"""
+"""Positions up to which a step's matrix products take no longer than reading the weights does, by data sheets of GPUs
+from the A100 (156 in half precision) on; not measured."""
 
 
 class Buckets(NamedTuple):

@@ -65,9 +65,7 @@ class Detokenizer:
                 self._last = held[-1] if piece else self._last
                 return piece or ""
             unfinished = [1, 2, 3, 4]  # tokens at the end, of a character that may yet be completed
-        except (
-            Exception
-        ) as error:  # with byte fallback, broken bytes turn the character before them, shown already, into �
+        except Exception as error:  # with byte fallback, broken bytes turn the character before them into �
             if "prefix" not in str(error):
                 raise
         whole = self._decode(held)
@@ -78,10 +76,7 @@ class Detokenizer:
                 self._last = held[at - 1] if shown else self._last
                 clean = self._last is not None and not self._decode([self._last]).endswith("\ufffd")
                 self._stream = DecodeStream(skip_special_tokens=self._skip)
-                for token in [
-                    *([self._last] if clean else []),
-                    *held[at:],
-                ]:  # the last one tells whether a space follows
+                for token in [*([self._last] if clean else []), *held[at:]]:  # it tells whether a space follows
                     self._stream.step(self._tokenizer, token)
                 return shown
         return ""

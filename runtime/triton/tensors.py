@@ -65,24 +65,18 @@ class OutputSettings:
     priority: int = 0
 
 
-OUTPUTS = (
-    TritonTensor("text_output", "STRING", (-1,)),
-    TritonTensor("output_log_probs", "FP32", (-1, -1)),
-    TritonTensor("output_ids", "INT32", (-1, -1)),
-    TritonTensor("output_top_logprobs", "STRING", (-1,)),
-    TritonTensor("output_prompt_logprobs", "STRING", (-1,)),
-    TritonTensor("batch_index", "INT32"),
-    TritonTensor("sequence_index", "INT32", (-1,)),
-    TritonTensor("finish_reason", "STRING", (-1,)),
-    TritonTensor("acceptance_rate", "FP32", (-1,)),
-    TritonTensor("block_efficiency", "FP32", (-1,)),
-    TritonTensor("total_accepted_draft_tokens", "INT32", (-1,)),
-    TritonTensor("total_draft_tokens", "INT32", (-1,)),
-    TritonTensor("output_seed", "UINT64", (-1,)),
-    TritonTensor("num_input_tokens", "INT32"),
-    TritonTensor("num_output_tokens", "INT32", (-1,)),
-    TritonTensor("statistics", "STRING", (-1,)),
-    TritonTensor("cum_log_probs", "FP32", (-1,)),
+OUTPUTS = tuple(
+    TritonTensor(name, type, dims)
+    for type, dims, names in (
+        ("STRING", (-1,), "text_output output_top_logprobs output_prompt_logprobs finish_reason statistics"),
+        ("FP32", (-1,), "cum_log_probs acceptance_rate block_efficiency"),
+        ("FP32", (-1, -1), "output_log_probs"),
+        ("INT32", (-1, -1), "output_ids"),
+        ("INT32", (-1,), "sequence_index total_accepted_draft_tokens total_draft_tokens num_output_tokens"),
+        ("INT32", (1,), "batch_index num_input_tokens"),
+        ("UINT64", (-1,), "output_seed"),
+    )
+    for name in names.split()
 )
 
 
@@ -105,18 +99,16 @@ def _neutral(name: str, type: str, neutral: tuple[object, ...], problem: str) ->
 
 _NO_LOGITS = "logits are not returned; leave it out, or ask for log-probabilities"
 _ALIASES = {"stop": "stop_words", "n": "num_return_sequences"}
+_FIELDS: dict[Role, type] = {"parameter": DecodingParams, "setting": OutputSettings}
 
 INPUTS = (
     TritonTensor("text_input", "STRING", (1,), "prompt", "text"),
     TritonTensor("input_ids", "INT32", (-1,), "prompt", "ids"),
     *(
-        TritonTensor(own, *_tensor_type(name, hint), "parameter", name)
-        for name, hint in get_type_hints(DecodingParams).items()
+        TritonTensor(own, *_tensor_type(name, hint), role, name)
+        for role, kind in _FIELDS.items()
+        for name, hint in get_type_hints(kind).items()
         for own in filter(None, (name, _ALIASES.get(name)))
-    ),
-    *(
-        TritonTensor(name, *_tensor_type(name, hint), "setting", name)
-        for name, hint in get_type_hints(OutputSettings).items()
     ),
     TritonTensor("num_draft_tokens", "INT32", (1,), "drafted", "draft_len"),
     _neutral("length_penalty", "FP32", (0.0, 1.0), "finished beams are not compared; leave it out"),

@@ -25,6 +25,9 @@ from runtime.scheduler.request import Request, Result
 
 Floats = npt.NDArray[np.float64]
 
+SURE, BEGINNING = 1.645, 32
+"""Standard errors that make a loss sure at 5 %. Tokens of a text that distinct-2 sees: it depends on their number."""
+
 
 class Texts(NamedTuple):
     """What one setting made of the prompts; each field is float64 [prompts].
@@ -36,7 +39,7 @@ class Texts(NamedTuple):
         filtered: by how much temperature and filters change the target's law, added up over tokens; see `law_change`.
         spent: by how much the method changes it further; 0 for a lossless one, NaN where nothing bounds it.
         right: 1 for the right answer, 0 for another one; NaN where none is known.
-        distinct_2: different pairs of adjacent tokens / pairs.
+        distinct_2: different pairs of adjacent tokens / pairs, of the first `BEGINNING`.
     """
 
     tokens: Floats
@@ -83,16 +86,17 @@ class Point:
 
     @property
     def quality_loss(self) -> float:
-        """How much worse than `sample`'s the texts are; 0 for a lossless method, by definition.
+        """How much worse than `sample`'s the texts may be, at 5 %; 0 for a lossless method, by definition.
 
         The loss of accuracy where right answers are known; otherwise the larger one of the relative losses of
-        perplexity and of distinct-2, because repetitive text has a low perplexity.
+        perplexity and of distinct-2, because repetitive text has a low perplexity. `SURE` of its errors are added.
         """
         if METHODS[self.values["method"]].lossless:
             return 0.0
         if "accuracy gain" in self.figures:
-            return -self.figures["accuracy gain"][0]
-        return max(self.figures["perplexity x sample"][0] - 1, 1 - self.figures["distinct-2 x sample"][0])
+            return SURE * self.figures["accuracy gain"][1] - self.figures["accuracy gain"][0]
+        (likely, error), (varied, other) = (self.figures[f"{name} x sample"] for name in ("perplexity", "distinct-2"))
+        return max(likely - 1 + SURE * error, 1 - varied + SURE * other)
 
 
 def with_error(figure: Callable[[Texts, Texts], float], own: Texts, reference: Texts) -> tuple[float, float]:
@@ -144,7 +148,7 @@ def measure(
             seeded = asked if asked.follows_load else replace(asked, seed=(seed << 32) + number)
             (result,), seconds = answer(llm, llm.requests(example.prompt, seeded))
             nll = -sum(result.logprobs) / len(result.logprobs)
-            right, distinct_2 = example.right(result.text), distinct(result.token_ids, 2)
+            right, distinct_2 = example.right(result.text), distinct(result.token_ids[:BEGINNING], 2)
             changed, spec = law_change(llm, result.prompt_token_ids, result.token_ids, seeded).sum(), seeded.spec
             spent = 0.0 if spec.lossless else result.statistics.divergence_spent if spec.bounded else math.nan
             row = len(result.token_ids), seconds, result.statistics.target_passes, nll, changed, spent

@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.tuning.measure import distinct, jackknife
+from runtime.tuning.measure import BEGINNING, distinct, jackknife
 from scripts.evaluation.answers import Answer
 
 Floats = npt.NDArray[np.float64]
 OF_SELF_BLEU = 4
 """Answers per prompt that self-BLEU compares."""
-BEGINNING = 32
-"""Tokens of each text that distinct-2 and self-BLEU look at, because both depend on how long texts are."""
 TRIES = (1, 8)
 """k of pass@k."""
 

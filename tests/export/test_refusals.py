@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,7 @@ class TestRefusal:
         assert names(tmp_path) == set()
 
     @pytest.mark.parametrize(
-        "error", [LocalEntryNotFoundError("offline"), HFValidationError("bad id"), OSError("no route")]
+        "error", [LocalEntryNotFoundError("offline"), HFValidationError("bad id"), RuntimeError("401\n\ngated; log in")]
     )
     def test_a_hub_id_that_cannot_be_had_is_refused(
         self, export: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -85,8 +86,12 @@ class TestRefusal:
             raise error
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-        with pytest.raises(InvalidInput, match=r"^target = 'owner/name': no such folder, and the hub"):
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+        words = f"target = 'owner/name': no such folder, and the hub request failed: {' '.join(str(error).split())}"
+        with pytest.raises(InvalidInput, match=f"^{re.escape(words)}$"):
             export(target="owner/name")
+        with pytest.raises(InvalidInput, match=f"^{re.escape(words)}$"):
+            plan_pair(ExportOptions("owner/name"), weights=False)
 
     def test_a_revision_goes_to_the_hub_and_is_refused_for_a_folder(
         self, export: Callable[..., bool], checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

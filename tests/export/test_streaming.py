@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import AutoModelForCausalLM, Gemma3nTextConfig
+from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTJConfig
 
 from engines.base import Engine
 from engines.folder import open_engine, write_spec
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.find import find
-from export.checkpoint.weights import filled, parameter_names, stored_weights
+from export.checkpoint.weights import empty_model, filled, parameter_names, stored_weights
 from export.onnx.folding import FOLDED, TRANSPOSED
 from export.onnx.graph import write_graph
 from mtad.errors import InvalidInput
@@ -146,6 +146,17 @@ class TestWeights:
         for name, parameter in loaded.named_parameters(remove_duplicate=False):
             assert torch.equal(weights(name), parameter)
 
+    def test_a_scale_that_no_configuration_speaks_of_is_refused(
+        self, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+    ) -> None:
+        source = family_checkpoint("opt")
+        tensors = load_file(source.folder / "model.safetensors")
+        first = next(name for name in tensors if name.endswith("proj.weight"))
+        tensors |= {first: tensors[first].to(torch.float8_e4m3fn), f"{first}_scale": torch.ones(1)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=r"proj\.weight_scale scales a matrix"):
+            stored_weights(tmp_path, source.empty("float32"))
+
     def test_a_missing_or_misshapen_tensor_is_left_to_transformers_to_refuse(
         self, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
     ) -> None:
@@ -157,3 +168,12 @@ class TestWeights:
         del tensors[first]
         save_file(tensors, tmp_path / "model.safetensors")
         assert stored_weights(tmp_path, model) is None
+
+
+def test_angles_are_made_in_float32_whatever_the_dtype() -> None:
+    config = GPTJConfig(n_layer=1, n_embd=64, n_head=2, rotary_dim=16, n_positions=2048, vocab_size=32)
+    exact, ours = (
+        empty_model(config, dtype).get_buffer("transformer.h.0.attn.embed_positions")
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    torch.testing.assert_close(ours.float(), exact, atol=0.01, rtol=0)

@@ -104,7 +104,7 @@ class Comparison:
             checked = self._once(f"{one.name}, check", self._check, one, judged)
             found[one.name] = {**about, **checked, "rates": {str(load): [] for load in loads}}
         for number, load in tqdm(list(itertools.product(range(rounds), loads)), desc=self._label, unit="turn"):
-            turn = number % len(systems)
+            turn = number * len(systems) // rounds  # so that each is early in some round, and late in another
             for one in (*systems[turn:], *systems[:turn]):
                 rate = self._once(f"{one.name}, {load}, {number}", self._slice, one, load, number)
                 found[one.name]["rates"][str(load)].append(rate)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock, Timeout
 
 from engines.pytorch.engine import TorchEngine
 from mtad import LLM, DecodingParams, RuntimeConfig
@@ -107,7 +108,7 @@ def test_generate_refuses_prompts_that_are_no_text(run: Run, pair: Path, tmp_pat
     file = tmp_path / "bytes"
     file.write_bytes(b"\xff\xfe")
     assert_refused(run("generate", pair, "--file", file), "generate", "cannot be read")
-    assert_refused(run("generate", pair, stdin=b"\xff\xfe"), "generate", "cannot be read")
+    assert_refused(run("generate", pair, stdin=b"\xff\xfe"), "generate", "prompt = 'standard input': cannot be read")
     assert_refused(run("generate", pair, stdin=b""), "generate", "prompt")
 
 
@@ -117,6 +118,24 @@ def test_a_folder_of_pairs_is_refused_with_their_names(run: Run, tmp_path: Path)
         (tmp_path / name / "pair.json").touch()
     inside = f"it holds pairs; give one of {tmp_path / 'a'}, {tmp_path / 'b'}"
     assert_refused(run("generate", tmp_path, "S"), "generate", inside)
+
+
+def test_a_checkpoint_is_exported_once_whatever_its_pair_is_opened_with_and_by_one_process_at_a_time(
+    run: Run, checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def exported(folder: Path, *_: object, **__: object) -> bool:
+        folders.append(folder)
+        with pytest.raises(Timeout):
+            FileLock(f"{folder}.lock").acquire(timeout=0)
+        return False
+
+    monkeypatch.setattr("export.pair.export_pair", exported)
+    for option in ((), ("--rows", "2"), ("--capacity", "256")):
+        run("generate", checkpoints[0], "S", *option)
+    assert len(folders) == 3
+    assert folders[0] == folders[1] != folders[2]
 
 
 def test_more_tokens_than_a_row_holds_are_refused_before_the_pair_is_opened(

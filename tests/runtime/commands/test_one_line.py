@@ -50,7 +50,7 @@ TUNE = "tune PAIR --prompts prompts.jsonl --threads 1 --method mtad"
         ("serve nowhere", "no such folder"),
         ("serve any --api-key 'a key'", "api-key = '***'"),
         ("serve any --api-key-file nowhere", "api-key-file"),
-        ("serve any --max-body big", "give bytes"),
+        ("serve any --max-body big", "max-body = 'big': give bytes"),
         ("serve any --port 99999", "port = 99999"),
         ("serve any --port 0 --max-replicas 2", "only with --replicas"),
         ("serve any --host 192.0.2.1", "192.0.2.1:8000"),

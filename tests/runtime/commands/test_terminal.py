@@ -73,8 +73,9 @@ def test_a_cleared_chat_begins_anew(
         return texts[-1]
 
     monkeypatch.setattr("runtime.commands.chat.answer", kept)
-    typed = b"Where?\nHow many?\nWhere?\n/clear\nWhere?"
-    ran = run("chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, stdin=typed)
+    typed = b"Where?\nHow many?\n\nWhere?\n/clear\nWhere?"
+    ran = run("chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, "--branching", "2,1", stdin=typed)
+    assert "warning: --branching has no effect with the method block\n" in ran.err
     assert ran.out == "".join(f"{text}\n" for text in texts)
     assert texts[3] == texts[0]
     assert texts[2] != texts[0], "otherwise the conversation counts"
