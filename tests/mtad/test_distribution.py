@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mtad.distribution import draw, exp_into, log_likelihood, log_prob, pick, total_of
+from mtad.distribution import draw, exp_into, log_likelihood, pick
 from mtad.filters import filter_logits, keep_likeliest
 from mtad.params import DecodingParams
 from mtad.rows import stack_rows
@@ -207,16 +207,3 @@ def test_the_exponential_is_that_of_numpy() -> None:
         assert (out[:70] == 0).all()
     exp_into(np.array([3.0, 1.0], np.float32), 3.0, 0.5, out[:2])
     assert np.allclose(out[:2], [1.0, math.exp(-1.0)], rtol=1e-6)
-
-
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
-def test_a_total_counts_every_weight_once(size: int) -> None:
-    weights = 2.0 ** (np.arange(size, dtype=np.float32) % 20)
-    assert total_of(weights.astype(np.float32)) == weights.astype(np.float64).sum()
-
-
-def test_a_removed_token_has_no_probability() -> None:
-    ids, log_p = np.array([1, 4, 6], np.int32), np.array([-1.0, -2.0, -3.0], np.float32)
-    assert [log_prob(ids, log_p, token) for token in range(8)] == [
-        *(-math.inf, -1.0, -math.inf, -math.inf, -2.0, -math.inf, -3.0, -math.inf)
-    ]
