@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from safetensors.torch import load_file, save_file
 
 from engines.base import DTYPES
 from engines.folder import read_spec
@@ -137,16 +136,13 @@ class TestFolder:
         assert not export(**options, overwrite=True)
         assert state(tmp_path) == before
 
-    def test_another_export_is_refused_unless_it_may_overwrite(
+    def test_another_export_is_refused_with_what_is_different(
         self, export: Callable[..., bool], exported: Path, tmp_path: Path
     ) -> None:
         before = state(tmp_path)
-        with pytest.raises(InvalidInput, match="--overwrite"):
-            export(capacity=192)
+        with pytest.raises(InvalidInput, match=r"target: rows; auxiliary: rows; pair.json: defaults.*--overwrite"):
+            export(rows=3, defaults={"draft_len": 2})
         assert state(tmp_path) == before
-        assert export(capacity=192, overwrite=True)
-        assert names(tmp_path) == {"pair"}
-        assert open_pair(exported).target.spec.capacity == 192
 
     def test_through_a_link_what_it_leads_to_is_replaced(
         self, export: Callable[..., bool], exported: Path, tmp_path: Path
@@ -159,15 +155,6 @@ class TestFolder:
         assert (link.readlink(), names(first.parent)) == (first, {"first"})
         assert names(tmp_path) == {"disk", "link"}
         assert open_pair(link).defaults.draft_len == 5
-
-    def test_a_changed_checkpoint_is_exported_again(
-        self, export: Callable[..., bool], checkpoint: Path, tmp_path: Path
-    ) -> None:
-        assert export(target=str(checkpoint))
-        weights = load_file(checkpoint / "model.safetensors")
-        weights["model.norm.weight"] += 0.1
-        save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
-        assert export(target=str(checkpoint), overwrite=True)
 
     @pytest.mark.parametrize("kind", ["file", "folder"])
     def test_what_is_not_a_pair_folder_is_never_replaced(

@@ -150,10 +150,6 @@ class TestAgain:
         assert not export(target=str(tmp_path / "link"))
         assert read_spec(exported / "target").source == str(checkpoints[0])
 
-    def test_a_refusal_says_what_is_different(self, export: Callable[..., bool], exported: Path) -> None:
-        with pytest.raises(InvalidInput, match=r"target: rows; auxiliary: rows; pair.json: defaults"):
-            export(rows=3, defaults={"draft_len": 2})
-
 
 class TestHash:
     def test_it_follows_content_options_versions_and_tokenizer_and_not_the_place(

@@ -67,8 +67,8 @@ def shallow(family: str) -> PretrainedConfig:
     return FAMILIES[family](2 if family.startswith("gemma") else 1)
 
 
-def write_model(folder: Path, config: PretrainedConfig, noise: float = 0.0) -> Path:
-    """A random checkpoint; those of one configuration are alike up to `noise`."""
+def write_model(folder: Path, config: PretrainedConfig) -> Path:
+    """A random checkpoint; those of one configuration are alike."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -76,8 +76,6 @@ def write_model(folder: Path, config: PretrainedConfig, noise: float = 0.0) -> P
             parameter.add_(0.2 * torch.randn(parameter.shape))  # biases and norms that do something
         some = torch.arange(64).reshape(2, 32)
         model.get_output_embeddings().weight.mul_(2.5 / model.eval()(some).logits.std())  # neither flat nor certain
-        for parameter in model.parameters():
-            parameter.add_(noise * parameter.std(correction=0) * torch.randn(parameter.shape))
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder

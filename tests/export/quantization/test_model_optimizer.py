@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -133,20 +132,3 @@ def test_it_is_given_bounded_text_and_what_it_says_last_is_the_error(
     assert inputs["tokens"].size <= TOKENS
     assert inputs["tokens"].shape[1] <= LONGEST
     assert len(inputs["past_key.0"]) == len(inputs["tokens"])
-
-
-@pytest.mark.slow
-def test_an_export_that_ends_while_it_quantises_leaves_nothing(
-    rtx_export: Callable[..., bool],
-    pair_folders: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("export.pair.write_plain", lambda folder, *_: shutil.copytree(pair_folders("onnx"), folder))
-    monkeypatch.setattr("export.engine.quantize_static", fail)
-    with pytest.raises(KeyboardInterrupt):
-        rtx_export(tmp_path / "pair")
-    assert not list(tmp_path.iterdir())

@@ -63,16 +63,6 @@ def test_texts_satisfy_their_grammar(plain: LLM, method: str) -> None:
                 jsonschema.validate(json.loads(text), json.loads(SCHEMA))
 
 
-@every_method
-def test_tokens_biased_away_are_never_written_and_those_biased_to_always(plain: LLM, method: str) -> None:
-    params = replace(BASE, method=method, ignore_eos=True, max_tokens=20)
-    banned = set(plain.generate(PROMPTS[0], params)[0].token_ids)
-    for result in plain.generate(PROMPTS, replace(params, logit_bias=dict.fromkeys(banned, -1e6))):
-        assert not banned & set(result.token_ids)
-    for result in plain.generate(PROMPTS, replace(params, logit_bias={77: 1e6})):
-        assert result.token_ids == [77] * 20
-
-
 @pytest.mark.parametrize("method", ["sample", "speculative"])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -92,21 +82,6 @@ def test_greedy_decoding_under_constraints_is_the_checkpoints(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24, pad_token_id=0, **theirs
         )
         assert result.token_ids == expected[0, prompt.shape[1] :].tolist()
-
-
-def test_constrained_requests_do_not_depend_on_the_batch(plain: LLM) -> None:
-    params = [
-        replace(BASE, method="mtad", json_schema=SCHEMA),
-        replace(BASE, method="sample", repetition_penalty=1.7, ignore_eos=True),
-        replace(BASE, method="mmtad", presence_penalty=1.0, frequency_penalty=0.5, top_k=0),
-        replace(BASE, method="speculative", min_tokens=20, logit_bias={5: 3.0}),
-        replace(BASE, method="mmtad", beam_width=3, draft_len=2),
-        replace(BASE, method="mtad", regex="[a-z ]{5,30}"),
-    ]
-    alone = [plain.generate(PROMPTS[i % 3], p)[0] for i, p in enumerate(params)]
-    together = plain.generate([PROMPTS[i % 3] for i in range(len(params))], params)
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    assert [r.logprobs for r in together] == [r.logprobs for r in alone]
 
 
 @every_method
