@@ -337,10 +337,10 @@ def plain(pair_folders: Callable[[str], Path]) -> LLM:
 @pytest.fixture(scope="module")
 def server(plain: LLM) -> Iterator[LiveServer]:
     """One server for all tests of a module that leave it as it was."""
-    from mtad import LLM, RuntimeConfig
     from tests.support.live_server import live
+    from tests.support.waiting import own
 
-    with live(LLM(plain.pair, RuntimeConfig(max_waiting=64))) as running:
+    with live(own(plain, max_waiting=64)) as running:
         yield running
 
 

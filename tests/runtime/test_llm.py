@@ -289,12 +289,6 @@ def test_a_request_may_fill_its_row_to_the_last_column(llm: LLM, method: str) ->
         llm.generate([*full, 3], params)
 
 
-def test_the_prefill_chunk_does_not_change_the_tokens(llm: LLM) -> None:
-    chunked = LLM(llm.pair, RuntimeConfig(max_prefill_tokens=7, prefix_tokens=0))
-    expected = llm.generate(PROMPTS, BASE)
-    assert [r.token_ids for r in chunked.generate(PROMPTS, BASE)] == [r.token_ids for r in expected]
-
-
 def test_padded_vocabulary_entries_are_never_produced(llm: LLM) -> None:
     assert llm.pair.auxiliary.spec.vocab_size > llm.pair.vocab_size
     for method in METHODS:

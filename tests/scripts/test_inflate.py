@@ -9,10 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mtad.errors import InvalidInput
 from scripts.demo import inflate
 from tests.support.checkpoints import make_checkpoint
-from tests.support.families import FAMILIES, write_model
 
 
 def test_a_copy_computes_the_same_with_more_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,10 +31,3 @@ def test_a_copy_computes_the_same_with_more_parameters(tmp_path: Path, monkeypat
     assert added.std() > 0.01, "zeros could be skipped"
     vocabularies = [AutoTokenizer.from_pretrained(path).get_vocab() for path in (source, copy)]
     assert vocabularies[0] == vocabularies[1]
-
-
-def test_what_cannot_be_inflated_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="gate, up and down"):
-        inflate.inflate(write_model(tmp_path / "opt", FAMILIES["opt"](1)), tmp_path / "large", 10**6)
-    with pytest.raises(InvalidInput, match="ask for more"):
-        inflate.inflate(make_checkpoint(tmp_path / "small", seed=1), tmp_path / "large", 1000)

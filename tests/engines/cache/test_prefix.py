@@ -132,15 +132,6 @@ def test_tokens_are_the_same_with_and_without_kept_prefixes(plain: LLM, method: 
     assert all(r.statistics.reused_tokens >= KV_PAGE for r in reusing[1:])
 
 
-def test_prompts_that_run_at_the_same_time_share_what_they_have_in_common(plain: LLM) -> None:
-    llm = own(plain, prefix_tokens=0)
-    prompts = ["SELECT name FROM people WHERE age > a", "SELECT name FROM people WHERE age > b"]
-    alone = [llm.generate(prompt, BASE)[0].token_ids for prompt in prompts]
-    together = llm.generate(prompts, BASE)
-    assert [r.token_ids for r in together] == alone
-    assert together[1].statistics.reused_tokens >= 16
-
-
 def test_a_prefix_stored_without_the_auxiliary_is_computed_for_it(plain: LLM) -> None:
     llm = own(plain)
     prompt = [3 + i % 200 for i in range(100)]

@@ -125,19 +125,6 @@ def test_every_method_decodes_the_same_tokens_as_on_onnx_runtime(llm: LLM, folde
     llm.loop.caches.check_integrity()
 
 
-def test_a_prompt_that_starts_as_an_earlier_one_shares_its_pages_within_a_salt_only(llm: LLM) -> None:
-    params, start = DecodingParams(method="mmtad", max_tokens=12, ignore_eos=True, seed=3), "the same beginning " * 12
-    asked = [llm.requests(start + end, params, cache_salt=salt)[0] for end, salt in zip("aaba", "xxxy", strict=True)]
-    for request in asked:
-        llm.loop.scheduler.submit(request)
-        while not llm.loop.scheduler.idle:
-            llm.loop.step()
-    first, again, other, apart = ((one.tokens, one.statistics.reused_tokens) for one in asked)
-    assert first == apart == (again[0], 0)
-    assert min(again[1], other[1]) >= 64
-    llm.loop.caches.check_integrity()
-
-
 def test_a_second_loop_on_the_pair_keeps_prefixes_in_place_of_the_first_ones(llm: LLM) -> None:
     params, prompt = DecodingParams(max_tokens=8, ignore_eos=True, seed=4), "kept by the first loop " * 6
     expected = llm.generate(prompt, params)[0]

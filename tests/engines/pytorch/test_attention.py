@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from engines.base import KV_PAGE, Step
 from engines.cache.paged import by_page, gathered
 from engines.pytorch import attention
-from engines.pytorch.attention import require, split_count, tile
+from engines.pytorch.attention import require, split_count
 from engines.pytorch.engine import TorchEngine
 from engines.pytorch.fixed_cache import scatter_copy
 from engines.pytorch.layer_ops import store_columns
@@ -260,13 +260,3 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
             assert kernel["asynchronous"] > 0, kernel
             assert kernel["tensor_cores"] > 0, kernel
             assert kernel["shared"] <= kernel["memory"], "a GPU with less would refuse it"
-
-
-def test_tiles_are_what_tensor_cores_and_masks_take() -> None:
-    for queries in (1, 20, 64, 260, 4096):
-        for dim in (16, 64, 96, 128, 256):
-            for itemsize in (2, 4):
-                size = tile(queries, dim, itemsize)
-                assert size.queries >= 16
-                assert KV_PAGE % size.columns == 0
-                assert attention.MIN_SPLIT_COLUMNS % size.columns == 0

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtad.device import block, launches
+from mtad.device import launches
 from mtad.device.tables import by_block
 from mtad.filters import filter_logits
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from mtad.rows import stack_rows
-from tests.support.device_rows import CAPACITY, COMMITTED, block_on_device, block_on_host, given_of
+from tests.support.device_rows import block_on_device, block_on_host, given_of
 
 VOCAB = 300
 SHAPES = ("flat", "peaked", "impossible", "equal")
@@ -138,19 +138,3 @@ def test_rows_whose_logits_are_no_numbers_are_told_from_the_others() -> None:
         compare(params, auxiliary, target)
         finite = block_on_host(params, auxiliary, target, torch.arange(VOCAB) % 5 == 0)[2].finite.tolist()
         assert finite == [row != 2 for row in range(len(params))], spoiled
-
-
-def test_padded_rows_write_behind_the_capacity_and_masks_are_those_of_the_paths() -> None:
-    key, given = given_of([DecodingParams(method="mmtad", draft_len=2, beam_width=2, seed=1)], VOCAB, padded=1)
-    auxiliary, target = models("flat", 2)
-    is_end = torch.zeros(VOCAB, dtype=torch.bool)
-    _, scored, _ = block_on_device(key, given, auxiliary, target, is_end)
-    assert scored is not None
-    _, _, write_at, mask = block.target_inputs(scored, given, key.length, CAPACITY)
-    assert write_at.tolist() == [COMMITTED - 1, CAPACITY]
-    for node in range(4):
-        seen, above = set(range(COMMITTED)), node
-        while above >= 0:
-            seen.add(COMMITTED + above)
-            above = int(scored.parents[0, above])
-        assert mask[0, 0, 1 + node].nonzero()[:, 0].tolist() == sorted(seen)

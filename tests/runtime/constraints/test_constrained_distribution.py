@@ -13,6 +13,7 @@ import pytest
 from mtad.methods import METHODS
 from mtad.params import DecodingParams
 from runtime.constraints.constraint import Constrainer
+from tests.mtad.test_constrain import Row, by_definition
 from tests.support.chi_square import p_value
 from tests.support.constrained import FREE, Asked, letters
 from tests.support.mock_models import Model, Running, Tokens, finish, mock_pair
@@ -36,14 +37,10 @@ def constrained(model: Model, params: DecodingParams) -> Model:
 
     def logits(text: Tokens) -> np.ndarray:
         found = []
-        for token, value in enumerate(model(text).tolist()):
-            value += params.logit_bias.get(token, 0.0)
-            if token in text:
-                value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
-                value -= params.presence_penalty + params.frequency_penalty * text.count(token)
+        for token, value in enumerate(by_definition(Row((), text, params), model(text).tolist(), ())):
             letters = tuple(LETTERS[t - 1] for t in text if t != END)
             if token == END:
-                possible = len(text) >= params.min_tokens and (params.regex is None or letters in LANGUAGE)
+                possible = params.regex is None or letters in LANGUAGE
             else:
                 possible = params.regex is None or (*letters, LETTERS[token - 1]) in PREFIXES
                 possible &= not "".join((*letters, LETTERS[token - 1])).endswith(params.bad_words)

@@ -41,12 +41,6 @@ expect.set_options(timeout=1000 * PATIENCE)
 
 
 @pytest.fixture(scope="module")
-def server(plain: LLM) -> Iterator[LiveServer]:
-    with live(own(plain)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with sync_playwright() as playwright:

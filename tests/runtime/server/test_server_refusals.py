@@ -27,17 +27,14 @@ NO_TYPE = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"logit_bias": {"5": 1e999}}, "logit_bias"),
         ({"priority": "high"}, "priority"),
-        ({"prompt": [10**6]}, "prompt"),
         ({"prompt": [10**30], "echo": True}, "prompt"),
         ({"prompt": None}, "prompt"),
-        ({"prompt": "word " * 1000}, "prompt"),
         ({"prompt": ["S"] * 40, "n": 2}, "prompt"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include-usage": True}}, "stream_options.include-usage"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": NO_TYPE}, "response_format"),
-        ({"regex": "("}, "regex"),
     ],
 )
 def test_a_field_that_cannot_be_honoured_is_refused_by_name(
@@ -75,6 +72,8 @@ def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServe
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"echo": True}, "echo"),
+        ({"chat_template_kwargs": {"depth": 3}}, "chat_template_kwargs"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
     ],
 )
 def test_a_chat_that_cannot_be_honoured_is_refused_by_field(

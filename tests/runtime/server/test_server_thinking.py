@@ -68,18 +68,3 @@ def test_the_template_is_told_how_much_to_think_and_the_roles_it_knows(server: L
         assert prompt(messages=before).startswith("[assistant] (1 + 2) 3\n")
     told = [*MESSAGES, {"role": "developer", "content": "Be brief."}]
     assert prompt(messages=told).startswith("[developer] Be brief.\n"), "the template knows this role"
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"chat_template_kwargs": {"depth": 3}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
-        ({"reasoning_effort": "much"}, "reasoning_effort"),
-        ({"thinking_method": "mtad"}, "thinking_method"),
-        ({"thinking_tags": ["<think>"]}, "thinking_tags"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(server: LiveServer, given: Any, param: str) -> None:
-    status, _, answer = call(server, "POST", "/v1/chat/completions", {**ASKED, **given})
-    assert (status, answer["error"]["param"]) == (400, param)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,14 +18,9 @@ from runtime.decoder.buckets import Buckets
 from tests.runtime.test_schedules import CAPACITY, alone
 from tests.support.device_loop import Device, input_of, pool
 from tests.support.mock_engine import CapturableMock, MockEngine, PagedMock
-from tests.support.quick_filters import quick_filters
 from tests.support.replayed import NoReads, ReplayRecorder
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_filters():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Copies(TorchDispatchMode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,14 +17,9 @@ from mtad.params import DecodingParams
 from tests.support.device_loop import Device, pool
 from tests.support.fake_cuda import FakeTorchCuda
 from tests.support.mock_engine import CapturableMock
-from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_filters():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_mixture_that_looks_at_its_routing_is_found_out_and_runs_on_the_host() -> None:

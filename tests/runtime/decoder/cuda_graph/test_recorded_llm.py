@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +17,9 @@ from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.pair import Pair, open_pair
-from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
 
-
-@pytest.fixture(autouse=True)
-def quick() -> Iterator[None]:
-    with quick_filters():
-        yield
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
