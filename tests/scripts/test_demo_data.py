@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import random
 import re
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
+import jinja2
 import pytest
 
+from mtad.errors import InvalidInput
 from scripts.demo import dataset
-from scripts.demo.dataset import SIZES, Example, load, matches, training_groups
+from scripts.demo.dataset import ASSISTANT, END, SIZES, USER, Example, conversations, load, matches, training_groups
+from scripts.demo.questions import Author
+from scripts.demo.schemas import make_schema
+from scripts.demo.tokenizer import TEMPLATE
 
 pytestmark = pytest.mark.slow
 
@@ -60,3 +66,29 @@ def test_no_table_is_in_two_splits() -> None:
     assert len(trained) > 1000
     assert not trained & (development | test | ambiguous)
     assert not development & (test | ambiguous)
+
+
+def test_a_plain_question_has_one_reading_and_an_ambiguous_one_has_more() -> None:
+    rng = random.Random(1)
+    schemas = [make_schema(rng, "train") for _ in range(200)]
+    plain, vague = ([Author(rng, s, p).write() for s in schemas] for p in (True, False))
+    assert not any(question.readings for question in plain)
+    assert sum(question.readings > 0 for question in vague) > 100
+
+
+def test_conversations_are_trained_as_the_template_writes_them() -> None:
+    template = jinja2.Environment().from_string(TEMPLATE)
+    turns = list(islice(conversations(1), 3))
+    shared, said = turns[0][0].removeprefix("<|system|>").removesuffix(ASSISTANT).split(USER)
+    messages, written = [{"role": "system", "content": shared}, {"role": "user", "content": said}], ""
+    for (prompt, answer), following in pairwise([*turns, ("", "")]):
+        written += prompt
+        assert template.render(messages=messages, eos_token=END, add_generation_prompt=True) == written
+        written += answer + END
+        content = following[0].removeprefix(USER).removesuffix(ASSISTANT)
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": content}]
+
+
+def test_examples_that_a_split_does_not_have_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="no examples of kind code; development has sql, code, json"):
+        load("ambiguous", "code")

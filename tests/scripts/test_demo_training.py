@@ -12,16 +12,22 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from export.options import ExportOptions
 from export.pair import export_pair
-from scripts.demo import batches, think, train
+from scripts.demo import batches, dataset, think, train
 from scripts.demo.tokenizer import SPECIAL, TEMPLATE, VOCABULARY
 from scripts.paths import DEMO
 
 ROLES = ("target", "auxiliary")
 WORDS = AutoTokenizer.from_pretrained(DEMO / "pair" / "target", local_files_only=True)
+
+
+@pytest.fixture
+def small() -> PreTrainedModel:
+    torch.manual_seed(3)
+    return AutoModelForCausalLM.from_config(train.QUICK["target"].config)
 
 
 @pytest.mark.slow
@@ -54,6 +60,40 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_weights_and_they_can_be
         assert last["development_sql"] < torch.tensor(VOCABULARY).log() - 0.1, "it has learnt"
     export_pair(tmp_path / "exported", ExportOptions(str(target), str(auxiliary), rows=2, capacity=128, format="torch"))
     assert (tmp_path / "exported" / "pair.json").exists()
+
+
+def test_a_pair_in_a_row_is_read_as_if_the_schema_stood_in_front_of_it_alone(small: PreTrainedModel) -> None:
+    schema, pairs = next(dataset.training_groups(7))
+    row = batches._sql_row(WORDS, schema, pairs)
+    batch = batches._batch([row], batches.ROW)
+    with torch.no_grad():
+        together = small(**batch.inputs).logits[0]
+        for branch in (1, max(row.branches)):
+            at = torch.tensor([n for n, one in enumerate(row.branches) if one in (0, branch)])
+            alone = small(input_ids=batch.inputs["input_ids"][:, at]).logits[0]
+            torch.testing.assert_close(together[at], alone, rtol=1e-3, atol=1e-4)
+            text = WORDS(schema + pairs[branch - 1][0] + pairs[branch - 1][1])["input_ids"]
+            assert WORDS.decode(batch.inputs["input_ids"][0, at]) == WORDS.decode(text)
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
+def test_a_cpu_without_bfloat16_orthogonalizes_gradients_in_float32(shape: tuple[int, int]) -> None:
+    grad = torch.randn(shape, generator=torch.manual_seed(1))
+    found = train.orthogonalized(grad, (3.4445, -4.775, 2.0315), 5, 1e-7)
+    assert found.dtype == torch.float32
+    assert (torch.linalg.svdvals(found) - 1).abs().max() < 0.5, "Muon's coefficients come so near to 1, and no nearer"
+    assert (found * grad).sum() > 0
+
+
+def test_from_a_target_that_is_the_same_there_is_nothing_to_learn(small: PreTrainedModel) -> None:
+    batch = batches._batch([batches._sql_row(WORDS, *next(dataset.training_groups(7)))], batches.ROW)
+
+    def norm(guide: PreTrainedModel | None) -> float:
+        small.zero_grad()
+        train.backward(small, batch, guide)
+        return float(torch.nn.utils.get_total_norm([p.grad for p in small.parameters() if p.grad is not None]))
+
+    assert norm(guide=small) < 0.02 * norm(guide=None)
 
 
 @pytest.mark.parametrize("role", ROLES)
