@@ -32,7 +32,7 @@ from export.onnx.widen import write_widened
 from export.options import ExportOptions
 from export.pair import export_pair
 from export.tensorrt import build_plan, plan_for, profile_shapes
-from export.verification.verify import WIDENED, expect, verify
+from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, shallow
 from tests.support.tensorrt import ADA, PLAN, SPEC, TARGETS
@@ -154,6 +154,24 @@ def test_an_exported_folder_holds_a_plan_and_what_it_is_for(rtx_export: Callable
     assert not rtx_export(rtx_pair), "up to date"
     with pytest.raises(InvalidInput, match="holds something else"):
         rtx_export(rtx_pair, compute_capabilities=["8.9", "12.0"])
+
+
+def test_an_export_makes_plans_each_of_its_own_precision_and_reports_what_was_executed(rtx_pair: Path) -> None:
+    assert {path.name for path in rtx_pair.parent.iterdir()} == {"pair", "pair.lock"}
+    folder, made = rtx_pair / "target", {"engine.json", "model.engine", "tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in (rtx_pair / "auxiliary").iterdir()} == made
+    assert {file.name for file in folder.iterdir()} == made | {"quantization.json"}
+    assert read_spec(rtx_pair / "auxiliary").precision == "float16"
+    spec, report = read_spec(folder), json.loads((folder / "quantization.json").read_text())
+    assert (spec.precision, spec.dtype, report["precision"]) == ("fp8", "float16", "fp8")
+    assert spec.plan is not None
+    assert spec.plan.compute_capabilities == ("8.9",)
+    assert spec.versions["nvidia-modelopt"]
+    assert "on a CPU" in report["executed"]
+    assert report["bytes"]["engine"] == (folder / "model.engine").stat().st_size
+    assert report["verification"]["computed_in_float32"] <= WIDENED["float16"]
+    assert 0 < report["verification"]["activations"] <= ACTIVATIONS["fp8"]
+    assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
 
 
 def test_a_plan_without_its_gpu_is_refused_before_a_runtime_is_made(

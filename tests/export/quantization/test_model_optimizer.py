@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,6 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from engines.folder import read_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.weights import filled, parameter_names
@@ -26,27 +24,9 @@ from export.onnx.widen import rounded, write_widened
 from export.quantization.model_optimizer import LONGEST, TOKENS, quantize_static
 from export.quantization.weight_only import matrices, quantized_weights
 from export.tensorrt import build_plan, plan_for
-from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify, verify_activations
+from export.verification.verify import expect, verify, verify_activations
 from mtad.errors import InvalidInput
 from tests.support.tensorrt import PLAN, SPEC
-
-
-def test_an_export_makes_plans_each_of_its_own_precision_and_reports_what_was_executed(rtx_pair: Path) -> None:
-    assert {path.name for path in rtx_pair.parent.iterdir()} == {"pair", "pair.lock"}
-    folder, made = rtx_pair / "target", {"engine.json", "model.engine", "tokenizer.json", "tokenizer_config.json"}
-    assert {file.name for file in (rtx_pair / "auxiliary").iterdir()} == made
-    assert {file.name for file in folder.iterdir()} == made | {"quantization.json"}
-    assert read_spec(rtx_pair / "auxiliary").precision == "float16"
-    spec, report = read_spec(folder), json.loads((folder / "quantization.json").read_text())
-    assert (spec.precision, spec.dtype, report["precision"]) == ("fp8", "float16", "fp8")
-    assert spec.plan is not None
-    assert spec.plan.compute_capabilities == ("8.9",)
-    assert spec.versions["nvidia-modelopt"]
-    assert "on a CPU" in report["executed"]
-    assert report["bytes"]["engine"] == (folder / "model.engine").stat().st_size
-    assert report["verification"]["computed_in_float32"] <= WIDENED["float16"]
-    assert 0 < report["verification"]["activations"] <= ACTIVATIONS["fp8"]
-    assert report["text"]["perplexity"]["engine"] != report["text"]["perplexity"]["float32"]
 
 
 @pytest.mark.parametrize("kind", [onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN])
