@@ -33,7 +33,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.async_llm import EngineStopped
-from runtime.cluster.replica import STALE_SECONDS, Report
+from runtime.cluster.board import STALE_SECONDS, Report
 from runtime.cluster.router import prefix_keys
 from runtime.resting import Turn
 from runtime.scheduler.scheduler import QueueFull

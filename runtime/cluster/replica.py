@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from prometheus_client.core import Metric
 from ray import serve
 from starlette.types import Message
 
@@ -26,29 +25,6 @@ from runtime.server.uvicorn_server import settle_process
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
-STALE_SECONDS = 5.0
-"""A replica that has not reported for so long is not counted any more."""
-
-Report = tuple[dict[str, str], list[Metric]]
-"""What tells a replica from others, as labels, `replica` among them, and its metrics."""
-
-
-class Board:
-    """The latest report of each replica, until it is stale: a Ray actor, which the gateway reads.
-
-    Ray Serve's own calls to a replica wait while it is full, which is when figures matter most.
-    """
-
-    def __init__(self) -> None:
-        self._reports: dict[str, tuple[float, Report]] = {}
-
-    def put(self, report: Report) -> None:
-        self._reports[report[0]["replica"]] = time.monotonic(), report
-
-    def reports(self) -> list[Report]:
-        oldest = time.monotonic() - STALE_SECONDS
-        self._reports = {id: known for id, known in self._reports.items() if known[0] > oldest}
-        return [report for _, report in self._reports.values()]
 
 
 class Replica:

@@ -39,8 +39,9 @@ try:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
+    from runtime.cluster.board import Board, Report
     from runtime.cluster.gateway import FULL_SECONDS, Gateway
-    from runtime.cluster.replica import Board, Replica, Report
+    from runtime.cluster.replica import Replica
 except ImportError as missing:
     raise InvalidInput("replicas", missing.name, "not installed; the extra cluster installs it") from None
 

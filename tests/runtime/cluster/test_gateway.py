@@ -17,8 +17,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.types import Message
 
 from mtad.errors import InvalidInput
+from runtime.cluster.board import STALE_SECONDS, Board, Report
 from runtime.cluster.gateway import Gateway
-from runtime.cluster.replica import STALE_SECONDS, Board, Report
 from runtime.cluster.router import prefix_keys
 from runtime.cluster.run import _check_resources
 from runtime.server.middleware import Guard
