@@ -145,7 +145,7 @@ def test_every_command_of_the_pages_runs_as_printed_on_the_wheel(installed: Path
     (elsewhere / "build" / "prompts.jsonl").write_text('{"prompt": "import os"}\n' * 4)
     jobs: list[str | list[str]] = [*blocks(ROOT / "README.md", "python")]
     seen = {words[0] for words in commands_of(ROOT / "README.md", "mtad ")}
-    few = "--method=block", "--dry-run", '--params={"max_tokens": 16}'
+    few = "--method=block", "--dry-run", '--params={"max_tokens": 4}'
     for page, less in (("quickstart", ()), ("check", ()), ("triton", ()), ("tuning", few)):
         for words in commands_of(ROOT / "docs" / f"{page}.md", "mtad "):
             if words[0] not in seen:
