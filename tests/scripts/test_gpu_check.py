@@ -69,11 +69,11 @@ def test_a_check_that_dies_hangs_or_is_wrong_fails_and_what_it_found_before_is_k
 
     monkeypatch.setattr(run, "works", works, raising=False)
     names = ("works", "dies", "hangs", "is wrong")
-    found = {name: run.run_check(name, "run:works", "cpu", True, 4.0 if name == "hangs" else 60.0) for name in names}
+    found = {name: run.run_check(name, "run:works", "cpu", True, 2.0 if name == "hangs" else 60.0) for name in names}
     assert {name: (one["state"], one["why"]) for name, one in found.items()} == {
         "works": ("passed", ""),
         "dies": ("failed", "its process ended with 3"),
-        "hangs": ("stopped", "after 4 s"),
+        "hangs": ("stopped", "after 2 s"),
         "is wrong": ("failed", "1 of 2 comparisons, such as a figure: nan units"),
     }
     assert all(one["compared"][0]["found"] == 1.0 for one in found.values())
