@@ -116,7 +116,7 @@ def test_whatever_is_stored_and_evicted_what_is_found_is_right(seed: int) -> Non
     assert hits > 5
 
 
-@pytest.mark.parametrize("method", ["sample", "speculative", "mtad", "mmtad"])
+@pytest.mark.parametrize("method", ["sample", "mmtad"])
 def test_tokens_are_the_same_with_and_without_kept_prefixes(plain: LLM, method: str) -> None:
     keeping = own(plain)
     forgetting = own(plain, prefix_tokens=0)

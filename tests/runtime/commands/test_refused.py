@@ -31,10 +31,12 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("pair_folder", ["onnx"], indirect=True)
 @pytest.mark.parametrize(("field", "prompt", "values"), BAD)
 def test_bad_input_is_refused_by_field_and_nothing_of_its_batch_runs(
     llm: LLM, field: str, prompt: object, values: dict[str, Any]
 ) -> None:
+    """Before it reaches an engine, so that one format shows it."""
     before = llm.pair.target.cache.kv.clone()
     with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
         llm.generate(["S", prompt, "S"], [BASE, replace(BASE, **values), BASE])  # type: ignore[arg-type, list-item]

@@ -18,8 +18,7 @@ BASE = DecodingParams(max_tokens=6, seed=5, ignore_eos=True, top_logprobs=2, pro
 ASKED = {"model": MODEL, "seed": 5, "echo": True, "logprobs": 2}
 
 
-@pytest.mark.parametrize("as_ids", [False, True])
-@pytest.mark.parametrize("max_tokens", [0, 6])
+@pytest.mark.parametrize(("as_ids", "max_tokens"), [(True, 0), (False, 6)])
 def test_an_echo_has_the_prompts_log_probabilities_before_the_texts(
     plain: LLM, server: LiveServer, as_ids: bool, max_tokens: int
 ) -> None:
