@@ -21,12 +21,7 @@ from typing import Any
 from grpc.aio import AioRpcError
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from ray.exceptions import RayActorError, RayError
-from ray.serve.exceptions import (
-    BackPressureError,
-    DeploymentUnavailableError,
-    RayServeException,
-    ReplicaUnavailableError,
-)
+from ray.serve.exceptions import BackPressureError, RayServeException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
@@ -51,7 +46,7 @@ FULL_SECONDS = 0.1  # when all replicas are full, a request is offered to them a
 BOARD_SECONDS = 0.2  # the board that does not answer in so long starts again, or hangs
 FRESH_SECONDS = 0.5  # reports, which come once per second, are asked for again after so long
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
-_UNREACHABLE = (RayActorError, AioRpcError, RuntimeError, DeploymentUnavailableError, ReplicaUnavailableError)
+_UNREACHABLE = (RayActorError, AioRpcError, RuntimeError, RayServeException)
 
 
 class Gateway:
