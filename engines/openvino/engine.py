@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from engines.kinds import QUANTIZED
 from engines.openvino.cache import Array, OpenVinoCache
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
 from engines.openvino.run import Run
-from engines.placement import Placement, cores
+from engines.placement import Placement
 from mtad.errors import InvalidInput
 
 COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
@@ -59,7 +60,7 @@ class OpenVinoEngine(Engine):
             "KV_CACHE_PRECISION": KV_CACHE[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": placement.threads,
-            "ENABLE_CPU_PINNING": placement.threads >= cores(),  # every process would take the first cores
+            "ENABLE_CPU_PINNING": placement.threads >= (os.cpu_count() or 1),  # every process would take the first
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,  # activations share a scale as weights do; by default, only 32 do
         }
         self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"

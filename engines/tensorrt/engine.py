@@ -50,7 +50,7 @@ def runtime_of(spec: EngineSpec, placement: Placement) -> tuple[ModuleType, str]
     assert spec.plan is not None
     trt = load_runtime(spec.format)
     if placement.on_gpu:
-        torch.cuda.set_device(placement.device)  # engines and contexts belong to the current one
+        torch.cuda.set_device(placement.device)  # stays so: engines and contexts belong to the current one
     check_plan(spec.format, spec.plan, str(trt.__version__), current_gpu())
     return trt, placement.device if placement.on_gpu else "cuda"
 
@@ -156,9 +156,8 @@ class TensorRTEngine(PlanEngine):
         keep = step.keep if len(step.keep) else step.write_at.new_zeros(1)  # a plan keeps a position at least
         parts = {**{name: getattr(step, name) for name in INPUTS}, "keep": keep}
         inputs = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}
-        # of padded rows, which write behind the capacity; a decomposed graph writes to a copy of what the mask has
         behind = cache.shape[4] if spec.attention == "operator" else step.mask.shape[3]
-        inputs["write_at"].clamp_(max=behind - tokens)
+        inputs["write_at"].clamp_(max=behind - tokens)  # of padded rows; a decomposed graph has what the mask has
         inputs |= cache_tensors("past", cache)
         outputs, new = {"logits": cache.new_empty(rows, len(keep), spec.vocab_size)}, None
         if spec.attention == "operator":

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from export.checkpoint.checkpoint import WEIGHTS, Checkpoint, opening
 from export.checkpoint.packed import Packing
+from export.checkpoint.weights import stored_files
 from export.options import ADAPTER, GGUF
 from mtad.errors import InvalidInput, first_line, refused_as
 
@@ -72,6 +73,10 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
         del config.quantization_config
     if size:
         return found
+    with refused_as(name, source, "its weights cannot be loaded"):
+        scales = [one for one in stored_files(folder) or () if one.endswith(("weight_scale", "weight_scale_inv"))]
+    if scales and not quantized:
+        raise InvalidInput(name, source, f"no quantization_config says how {scales[0]} is used; give it in 16 bits")
     kinds = [file] if file else WEIGHTS
     files = next((files for kind in kinds if (files := sorted(folder.glob(kind)))), None)
     if files is None:

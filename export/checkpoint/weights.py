@@ -26,8 +26,6 @@ Weights = Callable[[str], Tensor]
 """The tensor a model's parameter or stored buffer of this name has, on the CPU, in the dtype it is stored in. A view of
 a file where that is possible: nobody may write to it, and nobody should keep it."""
 
-SCALES = ("weight_scale", "weight_scale_inv")
-"""How names of what 8-bit matrices are multiplied by end."""
 STORED = "model.safetensors"
 """What transformers calls the weights; with several files, `<name>.index.json` says which tensor is where."""
 
@@ -72,14 +70,12 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
 
     Their names must be the model's own, perhaps without the prefix of its body, as transformers allows.
     """
-    files = None if _converted(model) else _files(folder)
+    files = None if _converted(model) else stored_files(folder)
     if files is None:
         return None
     stored: dict[str, str] = {}
     packed = {} if packing is None else stored_packed(folder, packing)
     body, shapes = model.base_model_prefix + ".", {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if packing is None and (scales := [name for name in files.keys() - shapes if name.endswith(SCALES)]):
-        raise ValueError(f"{scales[0]} scales a matrix, and config.json has no quantization_config that says how")
     for names in (*parameter_names(model).values(), *([name] for name in stored_buffers(model))):
         both = dict.fromkeys(n for name in names for n in (name, name.removeprefix(body)))
         found = [name for name in both if name in files or name in packed]
@@ -99,7 +95,7 @@ def stored_weights(folder: Path, model: PreTrainedModel, packing: Packing | None
 
 def stored_packed(folder: Path, packing: Packing) -> dict[str, Callable[[], Packed]]:
     """The packed matrices of a checkpoint folder, by the name of the parameter that each stands for."""
-    files = _files(folder) or {}
+    files = stored_files(folder) or {}
     if lost := [name for name, (_, shape) in files.items() if name.endswith(".scales") and len(shape) == 1]:
         raise ValueError(f"{packing.method} divides activations by {lost[0]}; give the checkpoint that was packed")
 
@@ -127,7 +123,7 @@ def _converted(model: PreTrainedModel) -> bool:
     return bool(get_model_conversion_mapping(model, add_legacy=False))
 
 
-def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
+def stored_files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]] | None:
     """File and shape of each stored tensor; None if there are no such files, but older ones."""
     index = folder / f"{STORED}.index.json"
     if (folder / STORED).is_file():

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path
     name = "+".join(re.sub(r"[^\w.-]+", "-", Path(source).name) for source in sources)
     folder = cache_folder() / "pairs" / f"{name}-{digest}"
 
-    with FileLock(f"{folder}.lock"):  # whoever asks for the same pair meanwhile finds it done
+    with nullcontext() if (folder / "pair.json").exists() else FileLock(f"{folder}.lock"):  # others find it done
         export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=print_stage)
     print(f"pair: {folder}", file=sys.stderr, flush=True)
     return folder

@@ -104,7 +104,7 @@ def decide(
         speed, error = with_error(speedup, choice.texts, default.texts)
         reason = f"it has {speed:.2f} ±{error:.2f} times the earlier default's tokens per second"
         if default.quality_loss > quality_loss:
-            reason += ", and keeps the quality, which that does not"
+            reason += ", and is shown to keep the quality, as that is not"
     return points, choice, reason
 
 

@@ -14,6 +14,7 @@ def test_a_containers_limit_of_time_counts_as_cores(
     limit: str | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(path: Path) -> str:
+        assert path == Path("/sys/fs/cgroup/cpu.max")
         if limit is None:
             raise FileNotFoundError(path)
         return limit

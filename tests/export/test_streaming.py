@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -153,9 +154,10 @@ class TestWeights:
         tensors = load_file(source.folder / "model.safetensors")
         first = next(name for name in tensors if name.endswith("proj.weight"))
         tensors |= {first: tensors[first].to(torch.float8_e4m3fn), f"{first}_scale": torch.ones(1)}
-        save_file(tensors, tmp_path / "model.safetensors")
-        with pytest.raises(ValueError, match=r"proj\.weight_scale scales a matrix"):
-            stored_weights(tmp_path, source.empty("float32"))
+        shutil.copytree(source.folder, tmp_path / "scaled")
+        save_file(tensors, tmp_path / "scaled" / "model.safetensors")
+        with pytest.raises(InvalidInput, match=r"no quantization_config says how .*proj\.weight_scale is used"):
+            find("target", str(tmp_path / "scaled"))
 
     def test_a_missing_or_misshapen_tensor_is_left_to_transformers_to_refuse(
         self, family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path

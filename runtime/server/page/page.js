@@ -527,7 +527,8 @@ async function converse(signal) {
   const ask = async () => {
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...talk.slice(left)];
     for await (const frame of chunks("chat/completions", { ...given, messages, stream_options: { include_usage: true } }, signal)) {
-      const follows = figures.getBoundingClientRect().top < innerHeight; // the reader has not scrolled up
+      const { top, bottom } = figures.getBoundingClientRect();
+      const follows = bottom > 0 && top < innerHeight; // the reader has not scrolled away
       answer.add(frame);
       usage = frame.chunk.usage ?? usage;
       figures.textContent = (answer.speed ? `${answer.speed.toFixed(0)} tokens/s: ` : "") + answer.figures;

@@ -85,6 +85,10 @@ def test_a_lossless_rule_emits_the_targets_law(params: DecodingParams) -> None:
         assert distance(request_of(pair, params, eos)) < 1e-6, (pair, eos)
 
 
+def test_a_rule_that_is_not_lossless_is_seen_to_differ() -> None:
+    assert distance(request_of("random", DecodingParams(method="mtad", draft_len=2, beam_width=1))) > 0.01
+
+
 @pytest.mark.parametrize("branching", [None, (2, 1), (1, 2)])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_budget_moves_the_first_tokens_law_as_far_as_it_says(pair: str, branching: tuple[int, ...] | None) -> None:
