@@ -121,8 +121,9 @@ def test_a_folder_of_pairs_is_refused_with_their_names(run: Run, tmp_path: Path)
 
 
 def test_a_checkpoint_is_exported_once_whatever_its_pair_is_opened_with_and_by_one_process_at_a_time(
-    run: Run, checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    run: Run, checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MTAD_CACHE", str(tmp_path))  # where no test has exported it
     folders: list[Path] = []
 
     def exported(folder: Path, *_: object, **__: object) -> bool:
