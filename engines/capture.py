@@ -36,7 +36,7 @@ class Recorder:
 
     def ordered(self) -> AbstractContextManager[None]:
         """Work inside runs behind what the caller's stream was given before, ahead of what it is given after."""
-        on_gpu = self._device.type == "cuda"  # which is not the thread's current one, on which TensorRT would run
+        on_gpu = self._device.type == "cuda"  # TensorRT runs on the thread's current one, at first the first
         return torch.cuda.device(self._device) if on_gpu else nullcontext()
 
     def record(self, work: Work) -> Work:

@@ -75,7 +75,7 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
         return found
     with refused_as(name, source, "its weights cannot be loaded"):
         scales = [one for one in stored_files(folder) or () if one.endswith(("weight_scale", "weight_scale_inv"))]
-    if scales and not quantized:
+    if scales and not (quantized or file):
         raise InvalidInput(name, source, f"no quantization_config says how {scales[0]} is used; give it in 16 bits")
     kinds = [file] if file else WEIGHTS
     files = next((files for kind in kinds if (files := sorted(folder.glob(kind)))), None)

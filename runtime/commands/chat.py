@@ -74,7 +74,7 @@ async def converse(
         while (question := _ask()) not in (None, "/quit"):
             if question in ("", "/clear", "/help"):
                 messages = list(first) if question == "/clear" else messages
-                print(HELP, file=sys.stderr) if question else None
+                print(HELP, file=sys.stderr)
                 continue
             asked = [*messages, {"role": "user", "content": question}]
             try:
