@@ -93,7 +93,7 @@ class Scheduler:
                 field = "branching" if p.form == "branches" else "beam_width"
                 problem = f"give at most {self.max_beam_width} nodes per level (max_beam_width)"
                 raise InvalidInput(field, getattr(p, field), problem)
-        if len(request.prompt) >= room:
+        if len(request.prompt) + min(1, request.max_tokens) > room:
             raise CapacityExceeded("prompt", f"{len(request.prompt)} tokens", f"give fewer than {room} tokens")
         if len(request.prompt) + request.max_tokens > room:
             problem = f"prompt ({len(request.prompt)}) and new tokens must fit in {room}; give at most"
@@ -168,7 +168,6 @@ class Scheduler:
 
     @property
     def requests(self) -> set[Request]:
-        """All that run, join or wait."""
         return {*self.waiting, *self.holders}
 
     @property
@@ -291,16 +290,16 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, joins or waits."""
         return not self.holders and not self._queues
 
     def check_integrity(self) -> None:
         """Invariants of the bookkeeping; raises AssertionError."""
-        assert len(self.holders) <= self.rows, "more requests than rows"
-        assert self._count() <= 2 * self.max_waiting + self.rows, "more wait than were let in"
-        assert all(self._queues.values()), "an empty queue"
-        known = [request.id for request in (*self.holders, *self.waiting)]
-        assert len(set(known)) == len(known), "a request is in two places"
+        with self._lock:  # others submit meanwhile
+            assert len(self.holders) <= self.rows, "more requests than rows"
+            assert self._count() <= 2 * self.max_waiting + self.rows, "more wait than were let in"
+            assert all(self._queues.values()), "an empty queue"
+            known = [request.id for request in (*self.holders, *self.waiting)]
+            assert len(set(known)) == len(known), "a request is in two places"
         for request in self.holders:
             assert request.finish_reason is None, "a finished request holds a row"
             assert request.committed <= self.room_for_tokens

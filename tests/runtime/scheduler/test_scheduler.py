@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -231,6 +232,18 @@ def test_requests_of_several_threads_are_queued_once_each_while_others_join_and_
             ended.append(request.id)
         scheduler.check_integrity()
     assert sorted(ended) == list(range(600))
+
+
+def test_invariants_are_looked_at_when_no_other_thread_is_submitting() -> None:
+    scheduler = Scheduler(rows=1, capacity=256)
+    with ThreadPoolExecutor(1) as pool:
+        with scheduler._lock:
+            scheduler._queues["new"] = []  # as a request is queued
+            checked = pool.submit(scheduler.check_integrity)
+            with pytest.raises(TimeoutError):
+                checked.result(0.2)
+            del scheduler._queues["new"]
+        checked.result(10)
 
 
 def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_complete() -> None:
