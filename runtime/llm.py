@@ -157,21 +157,24 @@ class LLM:
         if len(each) != len(many):
             raise InvalidInput("params", f"{len(each)} given", f"give one, or one for each of the {len(many)} prompts")
         requests = [r for prompt, p in zip(many, each, strict=True) for r in self.requests(prompt, p)]
-        backlog, pending = deque(requests), {request.id for request in requests}
+        backlog, pending, others = deque(requests), {request.id for request in requests}, list[Request]()
         with self._generating:
             try:
                 with tqdm(total=len(requests), unit="request", disable=not progress) as bar:
                     while pending:
                         while backlog and self.loop.scheduler.counts[1] < self.config.max_waiting:
                             self.loop.scheduler.submit(backlog.popleft())
-                        ended = [request for request in self.step() if request.id in pending]
-                        pending.difference_update(request.id for request in ended)
-                        bar.update(len(ended))
-                        for request in ended:
+                        ended = self.step()
+                        others += [request for request in ended if request.id not in pending]
+                        mine = [request for request in ended if request.id in pending]
+                        pending.difference_update(request.id for request in mine)
+                        bar.update(len(mine))
+                        for request in mine:
                             Result.of(request)  # raises if it failed
             finally:
                 # interrupted, or something broke: nobody asks for the rest any more
                 self.loop.cancel(requests, report=False)
+                self.loop.ended += others
         return [Result.of(request) for request in requests]
 
     async def compiled(self, params: DecodingParams | None) -> Grammar | None:
@@ -211,7 +214,7 @@ class LLM:
             raise InvalidInput("priority", priority, "give an integer")
         grammar = self._constrainer.check(params, grammar)
         ids = token_ids(prompt, self.pair.vocab_size, self.tokenize)
-        left = max(1, self.loop.scheduler.room_for_tokens - len(ids))
+        left = max(1, params.min_tokens, self.loop.scheduler.room_for_tokens - len(ids))
         if params.max_tokens is None or (fit and params.max_tokens > left):
             params = replace(params, max_tokens=left)
         seed = secrets.randbits(53) if params.seed is None else params.seed  # what JavaScript holds
@@ -247,8 +250,8 @@ class LLM:
             InvalidInput: prompt or parameters are unusable, or ask for several choices.
             QueueFull: try again later.
         """
-        if params and params.n > 1:
-            raise InvalidInput("n", params.n, "add one request per choice, or use generate")
+        if (n := (params or self.pair.defaults).n) > 1:
+            raise InvalidInput("n", n, "add one request per choice, or use generate")
         request = self.requests(prompt, params, priority)[0]
         self.loop.scheduler.submit(request)
         return request

@@ -49,6 +49,7 @@ class DecodingLoop:
         lookup_tokens: of ended requests' texts, kept to look drafts up in.
 
     Attributes:
+        ended: requests that have, and that the next step returns.
         planner, lookups: decide how long automatic drafts are, the auxiliary's and those that are looked up.
         totals: running totals over all requests.
         prompts_apart: compute prompts before the next block rather than beside it, on engines that would do that; the
@@ -71,7 +72,7 @@ class DecodingLoop:
         self.planner = Planner(scheduler.max_draft_len, costs)
         self.lookups = Lookups(scheduler.max_draft_len, costs, lookup_tokens)
         self.prompts_apart = False
-        self._ended: list[Request] = []
+        self.ended: list[Request] = []
         self._catch_up_seconds = 0.0
         self._waited = True  # for all that was computed before this step
 
@@ -101,7 +102,7 @@ class DecodingLoop:
         elif plan.pieces:
             self._budget.observe(used, 0, time.perf_counter() - began)
             self._waited = False
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     @property
@@ -112,7 +113,7 @@ class DecodingLoop:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing and return nothing."""
-        return self.scheduler.idle and not self._ended
+        return self.scheduler.idle and not self.ended
 
     def _prefill(self, plan: Plan) -> None:
         for piece in plan.pieces:
@@ -208,7 +209,7 @@ class DecodingLoop:
                 request.finish_reason = "cancelled"
                 self._release(request)
         if not report:
-            self._ended = [request for request in self._ended if request not in requests]
+            self.ended = [request for request in self.ended if request not in requests]
 
     def _end(self) -> None:
         """Release the rows of requests that have ended; a failed one's may hold what is not a number."""
@@ -225,10 +226,9 @@ class DecodingLoop:
         self.lookups.record_end(request)
         self.scheduler.retire(request, self.caches)
         self.output.end(request)
-        self._ended.append(request)
+        self.ended.append(request)
 
     def check_integrity(self) -> None:
-        """Invariants between steps; raises AssertionError."""
         self.scheduler.check_integrity()
         assert all(request.detokenizer for request in self.scheduler.running), "a request runs that has not begun"
         self.caches.check_integrity()

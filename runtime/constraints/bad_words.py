@@ -31,7 +31,7 @@ class BadWords:
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> None:
         sequences: dict[tuple[int, ...], None] = {}
         with refused_as("bad_words", words, "the tokenizer cannot read them"):
-            both = [before + word.lstrip() for word in words for before in ("", " ")]
+            both = [before + (word.lstrip() or word) for word in words for before in ("", " ")]
             found = [one.ids for one in tokenizer.encode_batch(both, add_special_tokens=False)]
         for word, bare, spaced in zip(words, found[::2], found[1::2], strict=True):
             if not bare:

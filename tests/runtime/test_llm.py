@@ -117,6 +117,31 @@ def test_a_prompt_that_is_none_is_refused_before_anything_runs(llm: LLM, prompts
     assert llm.loop.scheduler.idle
 
 
+def test_a_prompt_that_fills_its_row_is_refused_whatever_is_asked_for(llm: LLM) -> None:
+    room = llm.loop.scheduler.room_for_tokens
+    for params in (DecodingParams(min_tokens=4), DecodingParams(min_tokens=4, max_tokens=None)):
+        with pytest.raises(CapacityExceeded, match="prompt"):
+            llm.requests([7] * room, params)
+    with pytest.raises(CapacityExceeded, match=r"prompt \(\d+\) and new tokens"):
+        llm.requests([7] * (room - 2), DecodingParams(min_tokens=4, max_tokens=None))
+    (scored,) = llm.generate([[7] * room], DecodingParams(max_tokens=0, prompt_logprobs=0))
+    assert len(scored.prompt_logprobs) == room - 1, "a prompt alone may fill it"
+
+
+def test_requests_that_end_while_others_are_generated_are_the_next_steps(llm: LLM) -> None:
+    request = llm.add("S", replace(BASE, max_tokens=1))
+    llm.generate("S", BASE)
+    assert llm.step() == [request]
+
+
+def test_several_choices_are_refused_for_one_request_be_they_the_pairs_own(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm, "pair", replace(llm.pair, defaults=replace(BASE, n=2)))
+    with pytest.raises(InvalidInput, match="n = 2"):
+        llm.add("S")
+
+
 def test_threads_that_generate_at_once_get_their_texts_one_after_another(llm: LLM) -> None:
     prompts = [[word] for word in PROMPTS[:4]]
     with ThreadPoolExecutor(4) as pool:

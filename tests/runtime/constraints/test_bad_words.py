@@ -51,6 +51,10 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it_as_in_vllm() -> 
     assert [forbidden(words, text, 7) for text in ((4, 2), ())] == [[1, 2, 3]] * 2
 
 
+def test_white_space_may_be_a_bad_word() -> None:
+    assert forbidden(BadWords(["\n"], letters("a\n"), 3), (), 3) == [letters("a\n").token_to_id("\n")]
+
+
 def test_a_word_without_tokens_is_refused_by_name() -> None:
     maker = Constrainer(letters("ab"), 3, [0])
     with pytest.raises(InvalidInput, match=r"^bad_words = 'zz': .*no tokens"):
