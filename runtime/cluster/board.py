@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from prometheus_client.core import Metric
 
 STALE_SECONDS = 5.0
 """A replica that has not reported for so long is not counted any more."""
 
-Report = tuple[dict[str, str], list[Metric]]
-"""What tells a replica from others, as labels, `replica` among them, and its metrics."""
+Report = tuple[dict[str, str], list[Metric], dict[str, Any]]
+"""What tells a replica from others, as labels, `replica` among them; its metrics; and its entry of `/v1/models`."""
 
 
 class Board:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,7 +69,7 @@ class Gateway:
         self._serving: set[asyncio.Task[Any]] = set()
         turn = Turn()
         self._bodies, self._scrapes = BodyReader(turn), Scrapes(turn)
-        self._draining, self._retries, self._broken = False, 0, 0
+        self._draining, self._retries, self._broken, self._responses = False, 0, 0, Counter[int]()
         self._last: tuple[float, list[Report]] = 0.0, []
         self._ask_at = 0.0
         self._router = Router([row.route for row in table(self)])  # what is in no row, or fixed, needs no replica
@@ -89,9 +90,16 @@ class Gateway:
         return self._forward
 
     async def models(self, _: Request) -> ASGIApp:
+        """As a replica has reported it, since replicas may be full; if none has, one is asked."""
+        known = await self._known()
+        return JSONResponse({"object": "list", "data": [known[-1][2]]}) if known else self._forward
+
+    async def model(self, _: Request) -> ASGIApp:
         return self._forward
 
-    model = models
+    def responded(self, _: str, status: int) -> None:
+        """Count a response, be it a replica's or not."""
+        self._responses[status] += 1
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -110,8 +118,11 @@ class Gateway:
             CounterMetricFamily("mtad_gateway_retries", "tried again on another replica", value=self._retries),
             CounterMetricFamily("mtad_gateway_broken_streams", "ended by a replica's death", value=self._broken),
         ]
+        responses = CounterMetricFamily("mtad_gateway_responses", "responses to clients", labels=["status"])
+        for status, count in self._responses.items():
+            responses.add_metric([str(status)], count)
         reports = await self._known()
-        return await self._scrapes.answer(lambda: own + merged(reports))
+        return await self._scrapes.answer(lambda: [*own, responses, *merged(reports)])
 
     async def _known(self) -> list[Report]:
         """The replicas' reports: those of before while the board cannot be asked, or has just started again."""
@@ -220,7 +231,7 @@ def merged(reports: list[Report]) -> list[Metric]:
     """All replicas' metrics under one roof, each sample with a label `replica`."""
     known = GaugeMetricFamily("mtad_replica", "1; a replica", labels=("replica", "host", "pid", "generation"))
     families: dict[str, Metric] = {}
-    for labels, own in reports:
+    for labels, own, _ in reports:
         known.add_metric(list(labels.values()), 1)
         for family in own:
             together = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))

@@ -44,7 +44,7 @@ class Replica:
         use_torch()
         self._engine = await asyncio.to_thread(AsyncLLM, pair, config)
         service = Service(self._engine, options)
-        self._app, self._metrics = create_app(service), service.metrics
+        self._app, self._service = create_app(service), service
         settle_process()
         self._engine.start()
         params = DecodingParams.from_dict({"max_tokens": 1, "min_tokens": 0, "n": 1}, self._engine.llm.pair.defaults)
@@ -88,7 +88,7 @@ class Replica:
         while True:
             self._leave_if_broken()
             with contextlib.suppress(Exception):  # the board may be starting again
-                await board.put.remote((labels, self._metrics.families()))
+                await board.put.remote((labels, self._service.metrics.families(), self._service.entry))
             await asyncio.sleep(REPORT_SECONDS)
 
     def _leave_if_broken(self) -> None:

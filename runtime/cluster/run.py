@@ -84,7 +84,7 @@ def serve_cluster(
         try:
             gateway = Gateway(generations.deploy(), options.request_seconds, generations.board.reports.remote)
             threading.Thread(target=keep_updating, args=(asked, generations, gateway), daemon=True).start()
-            guarded = Guard(gateway, options, lambda path, status: None)
+            guarded = Guard(gateway, options, gateway.responded)
             serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
         finally:  # a Ray cluster of one's own goes on
             generations.closing = True
@@ -192,7 +192,7 @@ def _check_memory(reports: list[Report]) -> None:
     """Refuse an update where this machine has no memory for what one of the replicas on it holds, once more."""
     if sys.platform != "linux":
         return
-    pids = [labels["pid"] for labels, _ in reports if labels["host"] == socket.gethostname()]
+    pids = [labels["pid"] for labels, *_ in reports if labels["host"] == socket.gethostname()]
     held = [_kib(status, "RssAnon") for pid in pids if (status := Path(f"/proc/{pid}/status")).exists()]
     needed, free = max(held, default=0), _kib(Path("/proc/meminfo"), "MemAvailable")
     if needed > free:

@@ -92,18 +92,17 @@ class Service:
         return body
 
     async def close(self) -> None:
-        """Give up what still runs."""
         self._template.pool.close()
         await self.engine.close(drain=False)
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model]})
+        return JSONResponse({"object": "list", "data": [self.entry]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         if name != self.options.model:
             raise _no_model(name)
-        return JSONResponse(self._model)
+        return JSONResponse(self.entry)
 
     async def live(self, _: Request) -> Response:
         if self.engine.cause is not None:
@@ -189,7 +188,7 @@ class Service:
         return [Echo.of(prompt_text(tokenizer, one), r.prompt, tokenizer.backend_tokenizer) for one, r in each]
 
     @cached_property
-    def _model(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, Any]:
         """The model's entry of `/v1/models`; what is ours is under `mtad`."""
         llm = self.engine.llm
         scheduler = llm.loop.scheduler

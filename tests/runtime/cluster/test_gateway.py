@@ -87,7 +87,7 @@ async def reports() -> list[Report]:
     board = Board()
     for name in "ab":
         counted: Metric = CounterMetricFamily("x", "words", value=3)
-        board.put(({"replica": name, "host": "host", "pid": "1", "generation": "1"}, [counted]))
+        board.put(({"replica": name, "host": "host", "pid": "1", "generation": "1"}, [counted], {"id": "m"}))
     return board.reports()
 
 
@@ -105,7 +105,7 @@ def ask(
 
     async def run() -> Gateway:
         gateway = Gateway(replicas, seconds, reports)
-        app = Guard(gateway, ServerOptions("m", api_keys=keys), lambda route, status: None)
+        app = Guard(gateway, ServerOptions("m", api_keys=keys), gateway.responded)
         gone, received = asyncio.Event(), False
 
         async def receive() -> Message:
@@ -221,11 +221,16 @@ def test_a_request_whose_body_comes_while_it_drains_is_refused() -> None:
     assert not replicas.calls
 
 
-def test_models_are_a_replicas() -> None:
-    replicas = Replicas([START, WHOLE], [START, WHOLE])
-    assert ask(replicas, "/v1/models", method="GET")[:2] == (200, b"whole")
-    assert ask(replicas, "/v1/models/m", method="GET")[:2] == (200, b"whole")
-    assert [head["path"] for head, _ in replicas.calls] == ["/v1/models", "/v1/models/m"]
+def test_models_are_a_replicas_and_are_listed_while_all_are_full() -> None:
+    assert ask(Replicas([START, WHOLE]), "/v1/models/m", method="GET")[:2] == (200, b"whole")
+    status, body, _ = ask(Replicas([FOREVER]), "/v1/models", method="GET")
+    assert (status, json.loads(body)) == (200, {"object": "list", "data": [{"id": "m"}]})
+
+
+def test_responses_are_counted_be_they_a_replicas_or_not() -> None:
+    assert ask(Replicas([START, WHOLE]))[2]._responses == {200: 1}
+    _, _, gateway = ask(Replicas([START, WHOLE]), keys=("key",))
+    assert b'mtad_gateway_responses_total{status="401"} 1.0' in asyncio.run(gateway.scrape(None)).body  # type: ignore[arg-type]
 
 
 def test_what_needs_no_key_takes_no_replicas_time() -> None:

@@ -127,7 +127,7 @@ def test_an_update_without_room_for_one_more_replica_is_refused_before_it_begins
         generations.update()
     generations = run.Generations(tmp_path, RuntimeConfig(), OPTIONS, CLUSTER)
     generations.update()
-    ray.reports = [({"replica": "a", "host": socket.gethostname(), "pid": str(os.getpid())}, [])]
+    ray.reports = [({"replica": "a", "host": socket.gethostname(), "pid": str(os.getpid())}, [], {})]
     monkeypatch.setattr(run, "_kib", lambda path, name: {"RssAnon": 600 << 10, "MemAvailable": 500 << 10}[name])
     with pytest.raises(InvalidInput, match="holds 600 MiB, and 500 MiB are available; an update starts"):
         generations.update()
