@@ -33,7 +33,6 @@ class ChatTemplate:
 
     @property
     def available(self) -> bool:
-        """Whether there is a template at all."""
         return bool(self._source or self._tokenizer.chat_template)
 
     def source(self, tools: Sequence[Any]) -> str:

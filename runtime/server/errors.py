@@ -92,7 +92,7 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
 
 def _invalid(error: ValidationError) -> ApiError:
     errors = error.errors(include_url=False)
-    first = errors[0]
+    first = next((one for one in errors if one["type"] == "unknown_field"), errors[0])  # of unions, what is nearer
     context = first.get("ctx", {})
     if isinstance(context.get("error"), InvalidInput):
         return api_error(context["error"])

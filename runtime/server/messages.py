@@ -24,7 +24,8 @@ def _checked(text: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    return from_json(text or "{}", allow_partial="trailing-strings")
+    found = from_json(text or "{}", allow_partial="trailing-strings")
+    return {} if found is None else found
 
 
 class Function(StrictModel):
@@ -94,6 +95,8 @@ class TextPart(StrictModel):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Any = Field(None, description="accepted and ignored: what may be kept is found anyway")
+    cache_control: Any = Field(None, description="the same, in Anthropic's words")
 
 
 class Message(StrictModel):
@@ -105,7 +108,7 @@ class Message(StrictModel):
     reasoning_content: str | None = Field(None, description="the thought that an answer began with")
     reasoning: str | None = Field(None, description="the same, under vLLM's newer name")
     parsed: Any = Field(None, description="accepted and ignored: the openai package adds it")
-    refusal: None = None
+    refusal: Literal[""] | None = None
     annotations: Annotated[Items[Any], Field(max_length=0)] | None = None
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = Field(None, description="the call that a tool's message is the result of")

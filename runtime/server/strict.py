@@ -29,15 +29,16 @@ UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "modalities": (_TEXT, (["text"],)),
     "store": (_STORED, (False,)),
     "metadata": (_STORED, ({},)),
-    **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), (_NO_SETTING, ())),
+    **dict.fromkeys(("reasoning", "reasoning_effort"), (_NO_SETTING, ())),
+    "verbosity": (_NO_SETTING, ("medium",)),
     "prediction": ("put it into the prompt, where draft lookup finds it; see draft", ()),
     "service_tier": ("see priority", ("auto", "default")),
     "web_search_options": ("there is no web search", ()),
     "logprobs_mode": ("log-probabilities are the target's, unprocessed", ()),
 }
 """Fields of OpenAI's that cannot be honoured: why, and values that ask for nothing, which clients send."""
-IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key")
-"""Fields of OpenAI's that are about its own service; any text is accepted and ignored."""
+IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
+"""Fields of OpenAI's that are about its own service; any text or object is accepted and ignored."""
 MINUS_ONE_MEANS: dict[str, int | None] = {"top_k": 0, "seed": None}
 """Meaning of -1 in clients of other engines, by field."""
 MIN_TEMPERATURE = 0.01
@@ -74,8 +75,8 @@ class StrictModel(BaseModel):
         for name, (reason, _) in UNSUPPORTED.items():
             if name not in names and values.get(name) is not None:
                 raise InvalidInput(name, values[name], f"not supported: {reason}")
-        for name in values:
-            if name not in names and name not in UNSUPPORTED:
+        for name, value in values.items():
+            if value is not None and name not in names and name not in UNSUPPORTED:
                 raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
         return {name: value for name, value in values.items() if value is not None}
 
@@ -105,7 +106,7 @@ def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
     for name, value in values.items():
         ignored = UNSUPPORTED[name][1] if name in UNSUPPORTED and name not in known else ()
         asks_nothing = any(type(value) is type(one) and value == one for one in ignored)
-        if asks_nothing or (name in IGNORED_FIELDS and isinstance(value, str)):
+        if asks_nothing or (name in IGNORED_FIELDS and isinstance(value, (str, dict))):
             del found[name]
     for name, meaning in MINUS_ONE_MEANS.items():
         if type(found.get(name)) is int and found[name] == -1:

@@ -30,7 +30,8 @@ def parameters(**fields: Any) -> DecodingParams:
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
         {"service_tier": "auto"},
         {"modalities": ["text"]},
-        {"safety_identifier": "user-1", "prompt_cache_key": "k"},
+        {"safety_identifier": "user-1", "prompt_cache_key": "k", "prompt_cache_options": {"ttl": "30m"}},
+        {"verbosity": "medium", "prompt_cache_retention": "24h"},
         {"best_of": 1},
         {"suffix": ""},
         {"suffix": None},
@@ -85,6 +86,16 @@ def test_an_assistants_message_needs_no_content_and_a_users_does() -> None:
     empty = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": None}]})
     with pytest.raises(ValueError, match="no content"):
         ChatCompletionRequest.model_validate_json(empty)
+
+
+def test_what_other_servers_and_clients_write_into_messages_is_read() -> None:
+    hinted = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": None}
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "null"}}
+    turn = {"role": "assistant", "refusal": "", "provider_specific_fields": None, "tool_calls": [called]}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": [hinted]}, turn]}
+    messages, _ = ChatCompletionRequest.model_validate_json(json.dumps(body)).plain()
+    assert messages[0]["content"] == "Hi"
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
 def test_the_messages_of_a_chat_are_nothing_for_the_garbage_collector_to_visit() -> None:
