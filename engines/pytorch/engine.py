@@ -15,6 +15,7 @@ from engines.base import Engine, EngineSpec, Step
 from engines.cache.paged import PageCache
 from engines.placement import Placement
 from engines.pytorch.attention import require
+from engines.pytorch.experts import GATHERED
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import StepModel, freeze_rope
 from engines.pytorch.masked_attention import KERNEL, NAME
@@ -23,7 +24,9 @@ log = logging.getLogger(__name__)
 
 
 def open_torch(folder: Path, spec: EngineSpec, placement: Placement) -> TorchEngine:
-    """Open a checkpoint."""
+    """Open a checkpoint. On a CPU, torch's number of threads is the engine's from then on."""
+    if not placement.on_gpu:
+        torch.set_num_threads(placement.threads)
     return TorchEngine(folder, spec, placement.attention, placement.device)
 
 
@@ -71,7 +74,7 @@ class TorchEngine(Engine):
         freeze_rope(source)
         if fused and attention == "triton":
             fuse(source)
-        experts = "eager" if self.device.type == "cpu" else "batched_mm"
+        experts = "eager" if self.device.type == "cpu" else GATHERED
         self.model = StepModel(source, KERNEL if attention == "triton" else NAME, experts)
 
     def step(self, step: Step) -> Tensor:

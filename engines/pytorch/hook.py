@@ -23,7 +23,7 @@ def set_arithmetic(model: PreTrainedModel, attention: str, experts: str = "batch
     """Choose how a model computes attention and mixtures of experts.
 
     Of experts, `batched_mm` gathers each token's, which a capture needs; `eager` is transformers' loop;
-    `engines.pytorch.experts.GROUPED` is for graphs.
+    `engines.pytorch.experts` has one for graphs and one for GPUs.
     """
     model.set_attn_implementation(attention)
     for module in model.modules():

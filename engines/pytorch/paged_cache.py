@@ -43,7 +43,6 @@ class Rotation:
         return pending
 
     def rotated_query(self, query: Tensor) -> Tensor:
-        """The queries that attention takes for `query`."""
         if self.query is None:
             return query
         (given, rotated), self.query = self.query, None

@@ -40,12 +40,14 @@ class Packing(NamedTuple):
         offset: what is added to stored zero points.
         symmetric: whether there are none, but the middle of the range.
         in_order: whether groups are neighbours; else columns were ordered by the size of activations.
+        group: columns of a group; below 1, a row is one.
     """
 
     method: str
     offset: int
     symmetric: bool
     in_order: bool
+    group: int
 
     @staticmethod
     def of(described: dict[str, Any]) -> Packing:
@@ -54,7 +56,8 @@ class Packing(NamedTuple):
         Raises:
             ValueError: none that is known here.
         """
-        method, weights = str(described.get("quant_method")), {"num_bits": described.get("bits"), "symmetric": False}
+        method = str(described.get("quant_method"))
+        weights = {"num_bits": described.get("bits"), "symmetric": False, "group_size": described.get("group_size")}
         form = {"awq": described.get("version", "gemm"), "gptq": described.get("checkpoint_format", "gptq")}.get(method)
         if method == "compressed-tensors":
             first, *others = described["config_groups"].values()
@@ -68,7 +71,8 @@ class Packing(NamedTuple):
         if form not in FORMS.get(method, ()) or bits != 4:
             known = ", ".join(f"{name} ({' or '.join(forms)})" for name, forms in FORMS.items())
             raise ValueError(f"{method} ({form}, {bits} bits); readable are {known}, of 4 bits")
-        return Packing(method, int(form == "gptq"), bool(weights["symmetric"]), not ordered)
+        group = weights.get("group_size") or -1
+        return Packing(method, int(form == "gptq"), bool(weights["symmetric"]), not ordered, group)
 
     @property
     def suffix(self) -> str:
@@ -88,8 +92,8 @@ class Packing(NamedTuple):
                 numbers, zeros = (x.reshape(len(x), -1, 8)[..., ORDER].flatten(1) for x in (_numbers(numbers), zeros))
             numbers = numbers.T if self.method == "awq" else _numbers(numbers.T)
             zeros = zeros.T + self.offset & 15
-        if self.in_order and self.method != "gptq":  # whose files say it, also where the last group is short
-            groups = torch.arange(numbers.shape[1]) // (numbers.shape[1] // scales.shape[1])
+        if self.in_order and self.method != "gptq":  # whose files say it
+            groups = torch.arange(numbers.shape[1]) // (self.group if self.group > 0 else numbers.shape[1])
         else:
             groups = get("weight_g_idx" if self.method == "compressed-tensors" else "g_idx").long()
         return Packed(numbers, scales, zeros, groups)

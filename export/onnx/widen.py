@@ -39,7 +39,8 @@ def write_widened(path: Path, copy: Path, activations: bool = True) -> None:
         elif value.const_value is not None and value.const_value.dtype in NARROW:
             value.const_value = lazy(name, WIDE, value.shape, partial(_wide, value.const_value))
             value.type = ir.TensorType(WIDE)
-    for value in (*graph.inputs, *(out for node in graph.all_nodes() for out in node.outputs)):
+    graphs = [graph, *graph.subgraphs()]  # of loops
+    for value in (one for own in graphs for one in (*own.inputs, *(out for node in own for out in node.outputs))):
         if value.dtype in NARROW:
             value.type = ir.TensorType(WIDE)
     for node in graph.all_nodes():

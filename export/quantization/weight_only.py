@@ -101,8 +101,9 @@ def _as_blocks(packed: Packed) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """A packed matrix as MatMulNBits has it: its tensors by what their names end in, and its attributes."""
     (count, columns), groups = packed.numbers.shape, packed.scales.shape[1]
     block = block_size(columns // groups)
-    if columns // groups % block:
-        raise InvalidInput("precision", "int4", f"its weights have groups of {columns // groups} columns; give float32")
+    if columns // groups % block or (packed.groups != torch.arange(columns) // (columns // groups)).any():
+        problem = f"its weights have {groups} groups of {columns} columns, which must be alike; give float32"
+        raise InvalidInput("precision", "int4", problem)
 
     def joined(numbers: torch.Tensor) -> np.ndarray:
         """Bytes of [N, C]: of two numbers the first is the lower half."""

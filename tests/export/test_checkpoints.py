@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from engines.folder import read_spec
 from export.checkpoint.find import _complete, find
+from export.checkpoint.packed import Packing
 from export.options import ExportOptions
 from export.plan import plan_pair
-from export.quantization.weight_only import dequantized
+from export.quantization.weight_only import _as_blocks, dequantized
 from mtad.errors import InvalidInput
 from tests.support.checkpoints import make_checkpoint, make_tokenizer
 from tests.support.commands import Run
@@ -107,6 +108,17 @@ def test_packed_matrices_are_what_their_library_says(method: str, tmp_path: Path
     for name, weight in expected.items():
         assert torch.equal(read(name), weight)
         assert torch.equal(loaded[name], weight)
+
+
+def test_a_short_last_group_has_its_own_scale_and_no_place_in_an_int4_engine() -> None:
+    numbers, scales = torch.randint(16, (4, 192)).to(torch.uint8), torch.tensor([[1.0, 2.0]] * 4)
+    parts = {"weight_shape": torch.tensor([4, 192]), "weight_packed": joined(numbers), "weight_scale": scales}
+    weights = WEIGHTS | {"group_size": 128, "symmetric": True}
+    packed = Packing.of(COMPRESSED | {"config_groups": {"0": {"weights": weights}}}).read(parts.__getitem__)
+    assert packed.groups.tolist() == [0] * 128 + [1] * 64
+    assert torch.equal(packed.matrix(), (numbers.float() - 8) * torch.tensor([1.0] * 128 + [2.0] * 64))
+    with pytest.raises(InvalidInput, match="2 groups of 192 columns"):
+        _as_blocks(packed)
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ import torch
 from engines.base import KV_PAGE, Step
 from engines.buffers import to_device
 from engines.cache.paged import EMPTY, OWN, SPARE, PageCache, by_page
-from engines.folder import read_spec
+from engines.folder import open_engine, read_spec
+from engines.placement import Placement
 from engines.pytorch.engine import TorchEngine
 from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import Pair, open_pair
@@ -73,6 +74,15 @@ def test_a_prompt_that_begins_alike_and_a_row_that_moves_share_pages() -> None:
     engine.cache.release(2)
     assert (engine.cache.page_table[:, :-1] == EMPTY).all()
     check_page_table(engine.cache)
+
+
+def test_on_a_cpu_it_has_the_threads_that_it_is_given(pair_folders: Callable[[str], Path]) -> None:
+    before = torch.get_num_threads()
+    try:
+        open_engine(pair_folders("torch") / "target", Placement(threads=2))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_others_left_in_the_pool_reaches_no_row(pair_folders: Callable[[str], Path]) -> None:

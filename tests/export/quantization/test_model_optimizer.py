@@ -54,6 +54,24 @@ def test_a_pair_computed_by_plain_operators_is_the_operators(kind: int, tmp_path
     assert not np.array_equal(wide, plain)
 
 
+def test_a_loop_of_16_bit_numbers_is_widened_as_a_whole(tmp_path: Path) -> None:
+    helper, kinds = onnx.helper, onnx.TensorProto
+    value, narrow = helper.make_tensor_value_info, kinds.BFLOAT16
+    nodes = [helper.make_node("Identity", ["on"], ["still"]), helper.make_node("Add", ["x_in", "x_in"], ["x_out"])]
+    inputs = [value("at", kinds.INT64, []), value("on", kinds.BOOL, []), value("x_in", narrow, ["n"])]
+    outputs = [value("still", kinds.BOOL, []), value("x_out", narrow, ["n"])]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    loop = helper.make_node("Loop", ["count", "", "x"], ["y"], body=body)
+    constants = [helper.make_tensor("count", kinds.INT64, [], [3])]
+    graph = helper.make_graph([loop], "loop", [value("x", narrow, ["n"])], [value("y", narrow, ["n"])], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+    onnx.save(model, tmp_path / "model.onnx")
+    write_widened(tmp_path / "model.onnx", tmp_path / "wide.onnx")
+    session = ort.InferenceSession(tmp_path / "wide.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.array([1.0, 2.0], np.float32)})
+    assert found.tolist() == [8.0, 16.0]
+
+
 @pytest.mark.slow
 def test_without_quantised_activations_the_graph_is_the_checkpoint_with_the_same_weights(
     family_checkpoint: Callable[[str], Checkpoint], tmp_path: Path
