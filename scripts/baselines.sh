@@ -3,6 +3,7 @@
 #     scripts/baselines.sh [onnxruntime-genai] [openvino-genai] [llama.cpp]       by default, all of them
 # Hugging Face, another of them, is installed anyway.
 set -euo pipefail
+extra=dev says="what scripts/test.sh installs, since the comparison needs OpenVINO as well"
 source "$(dirname "$0")/environment.sh"
 folder=build/baselines
 mkdir -p "$folder"

@@ -35,6 +35,12 @@ Rows = Sequence[Sequence[str]]
 """Lines of a table, of equally many cells each; the first line is the heading."""
 
 TABLE = re.compile(r"<!-- ([\w/-]+\.json) ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+BEFORE: dict[str, Any] = {"commit": None, "load_before": os.getloadavg()[0]}
+"""As it was when the measuring program began: what it runs is of that commit, and the load is not its own."""
+if shutil.which("git"):
+    asked = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    BEFORE["commit"] = found.strip() or None
 METHODS_TABLE = re.compile(r"^\| `method` \| draft .*\n(\|.*\n)+", re.MULTILINE)
 
 
@@ -63,13 +69,10 @@ def save(path: Path, made_by: str, figures: Mapping[str, Any]) -> None:
         made_by: the module that measured, such as `scripts.bench.overhead`; it has `tables`.
         figures: what was measured. Numbers that JSON does not know (NaN, infinities) become null.
     """
-    command, found = ["git", "rev-parse", "HEAD"], None
-    if shutil.which("git"):
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     about = {
         "made_by": made_by,
         "command": shlex.join(["python", "-m", made_by.removesuffix(".__main__"), *sys.argv[1:]]),
-        "commit": found or None,
+        "commit": BEFORE["commit"],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
     }
@@ -87,7 +90,7 @@ def machine() -> dict[str, Any]:
         "processor": f"{model}, {platform.machine()}",
         "cores": cores(),
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {gpu.major}.{gpu.minor}" for gpu in gpus],
-        "load_before": os.getloadavg()[0],
+        "load_before": BEFORE["load_before"],
         "versions": {"python": platform.python_version()} | versions(*packages.split()),
     }
 

@@ -164,9 +164,12 @@ def strangers(server: Server, attacks: list[str], seconds: float) -> list[Made]:
     async def make(name: str, *attacks: Attack) -> None:
         began = time.monotonic()
         sent = (one.send(server, next(numbers)) for one in attacks for _ in range(one.connections))
-        found = await asyncio.gather(*sent, return_exceptions=True)
-        answers = [0 if isinstance(answer, BaseException) else answer for answer in found]
-        made.append((name, began, time.monotonic(), answers))
+        answers = list[int]()
+        try:
+            found = await asyncio.gather(*sent, return_exceptions=True)
+            answers = [0 if isinstance(answer, BaseException) else answer for answer in found]
+        finally:  # one that the end interrupts has no answers, but what streams waited meanwhile
+            made.append((name, began, time.monotonic(), answers))
 
     async def attack() -> None:
         await make(known[0].name, known[0])  # however short the time is

@@ -35,6 +35,7 @@ def test_a_server_under_attack_gives_every_control_stream_its_text(demo_pair: Pa
             for name in ("gap", "health")
         ),
         (figures["attacks"]["brackets"], "given", {"500": 1}),
+        (figures["readings"], "beside attacks", [(0.0, 0.0, 0)] * 61),
         (figures, "files", [10, 100]),
         (figures, "left_over", ["mtad_requests_running 1.0"]),
     ]
