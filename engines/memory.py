@@ -105,11 +105,7 @@ class Memory:
 
 
 def parse_bytes(size: int | str, field: str = "memory") -> int:
-    """Bytes from a number or from text such as `512MiB`, `4GB`, `4G` (all powers of 1024).
-
-    Raises:
-        InvalidInput: not a size.
-    """
+    """Bytes from a number or from text such as `512MiB`, `4GB`, `4G` (all powers of 1024)."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(size).strip(), re.IGNORECASE)
     if isinstance(size, bool) or found is None:
         raise InvalidInput(field, size, "give bytes, or text such as 4GiB")

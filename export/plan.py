@@ -40,9 +40,6 @@ def plan_pair(options: ExportOptions, progress: Progress = lambda stage: None, w
 
     Args:
         weights: download the weights of hub ids; without, the hashes of engines made of them are not an export's.
-
-    Raises:
-        InvalidInput: something is wrong with it.
     """
     fields = zip(("precision", "auxiliary_precision"), options.precisions, strict=False)
     optimizers = [{"nvidia-modelopt": optimizer_version(*one)} if one[1] in STATIC else {} for one in fields]

@@ -38,7 +38,6 @@ class Trees(NamedTuple):
 
     @classmethod
     def empty(cls, starts: Ints) -> Trees:
-        """Drafts without a drafted token."""
         rows, nodes = len(starts), int(starts.max())
         whole, flags = np.zeros((2, rows, nodes), np.int64), np.zeros((3, rows, nodes), np.bool_)
         return cls(whole[0], whole[1], np.full((rows, nodes), -math.inf), flags[0], flags[1], flags[2], starts)
@@ -64,7 +63,6 @@ class ScoredTrees(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, nodes: int, draft_len: int) -> ScoredTrees:
-        """Memory for so many nodes per row."""
         whole, flags = np.zeros((4, rows, nodes), np.int64), np.zeros((2, rows, nodes), np.bool_)
         bounds = np.zeros((rows, draft_len + 1))
         counts, longest = np.zeros((2, rows), np.int64)

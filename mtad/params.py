@@ -61,7 +61,8 @@ class DecodingParams:
             likely one; from 0 to 1.
         relaxed_topk: How many of the target's most likely tokens relaxed accepts, at least 1.
         draft_confidence: From 0 to 1. A drafted path is not continued once its joint likelihood under the auxiliary
-            falls below this, so drafts are long only where the auxiliary is confident; 0 never stops a draft.
+            falls below this, so drafts are long only where the auxiliary is confident; 0 never stops a draft. It is
+            that behind the filters: 1 where they leave one token, as lossless methods and budgets do at temperature 0.
         thinking_method: Method inside thoughts, between the tags that a model opens and closes them by; by default,
             method. Behind a tag the other part's rule begins anew, so with a lossless method the answer is a sample of
             the target's own law given the thought, whatever wrote that (docs/thinking.md).
@@ -230,7 +231,6 @@ class DecodingParams:
 
     @cached_property
     def spec(self) -> Method:
-        """The method's row of the table."""
         return METHODS[self.method]
 
     @cached_property
@@ -250,7 +250,6 @@ class DecodingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
@@ -260,7 +259,6 @@ class DecodingParams:
 
     @cached_property
     def drafts(self) -> bool:
-        """Whether anything is drafted."""
         return self.spec.form is not None
 
     @cached_property

@@ -189,11 +189,7 @@ def _check_memory(wanted: Memory) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `pair.json` says: `tuned` parameters lie over its `defaults`, and what it leaves out is as in most pairs.
-
-    Raises:
-        InvalidInput: it is missing or damaged.
-    """
+    """What `pair.json` says: `tuned` parameters lie over its `defaults`, and what it leaves out is as in most pairs."""
     values = {"tuned": {}, "costs": {}, **read_json(folder, "pair.json")}
     values.setdefault("auxiliary_vocabulary_hash", values.get("vocabulary_hash"))
     kinds = {"vocab_size": int, "vocabulary_hash": str, "defaults": dict, "tuned": dict, "costs": dict}

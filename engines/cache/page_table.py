@@ -34,7 +34,6 @@ class Pages:
         return len(self._free)
 
     def grow(self, more: int) -> None:
-        """Add `more` pages behind those that there are."""
         self._free = [*range(len(self.users), len(self.users) + more)][::-1] + self._free
         self.users = np.concatenate([self.users, np.zeros(more, np.int64)])
 

@@ -80,7 +80,6 @@ class PrefixCache:
             self._slots.move_to_end(key)
 
     def check_integrity(self) -> None:
-        """Invariants of the bookkeeping; raises AssertionError."""
         used = list(self._slots.values())
         assert sorted(used + self._free) == list(range(self._count)), "a page is lost or in two places"
         order = {slot: age for age, slot in enumerate(used)}

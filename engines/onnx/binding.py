@@ -69,7 +69,6 @@ class Binding:
         self._bound: dict[str, Tensor] = {}
 
     def input(self, name: str, tensor: Tensor) -> None:
-        """Read `name` from `tensor`."""
         if self._bound.get(name) is not tensor:
             self._bind(self._binding.bind_input, name, tensor)
 

@@ -33,7 +33,6 @@ class BeamPages:
 
     @property
     def count(self) -> int:
-        """Pages of all beams together."""
         return len(self._paths) * self.slots * self.per_beam
 
     def forget(self, rows: Ints | int | slice) -> None:

@@ -71,7 +71,6 @@ class Worker:
         return sum((p.to_local() if hasattr(p, "to_local") else p).nbytes for p in parameters)
 
     def enqueue(self, *step: Any) -> Tensor:
-        """Run the step of these fields."""
         return self.engine.enqueue(Step(*step))
 
     def call(self, name: str, *arguments: Any) -> Any:

@@ -93,11 +93,7 @@ def packed(sees: Tensor, most: int) -> Tensor:
 
 
 def check_inputs(engine: Any, plan: TensorRtPlan, cache: BlockPool) -> None:
-    """Make sure that a plan has the inputs that are given to it, and room for its description's sizes.
-
-    Raises:
-        InvalidInput: it was built otherwise.
-    """
+    """Make sure that a plan has the inputs that are given to it, and room for its description's sizes."""
     ours = new_inputs(cache, 0, GENERATION, plan.decode_rows, plan.decode_tokens, 1, plan.decode_tokens)
     theirs = {engine.get_tensor_name(at) for at in range(engine.num_io_tensors)} - {"logits"}
     wrong = sorted(theirs ^ ours.keys())

@@ -101,11 +101,7 @@ class Checkpoint:
         return most
 
     def load(self, dtype: torch.dtype | str) -> PreTrainedModel:
-        """The model on the CPU, in `dtype`, or "auto": that of its files.
-
-        Raises:
-            InvalidInput: the weights are damaged or not all there.
-        """
+        """The model on the CPU, in `dtype`, or "auto": that of its files."""
         with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
             model = self._unpacked(dtype) if self.packing is not None else self._loaded(dtype)
         if self.adapter is not None:
@@ -141,11 +137,7 @@ class Checkpoint:
         return empty_model(self.config, DTYPES[dtype])
 
     def weights(self) -> Weights:
-        """Its weights as they are stored: one at a time where the files allow it, else from memory.
-
-        Raises:
-            InvalidInput: they are damaged or not all there.
-        """
+        """Its weights as they are stored: one at a time where the files allow it, else from memory."""
         found = None if self.file or self.adapter else self._stored()
         if found is not None:
             return found
@@ -167,11 +159,7 @@ class Checkpoint:
         return self.packing is not None and self.adapter is None and precision == "int4"
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer in its folder.
-
-        Raises:
-            InvalidInput: it cannot be loaded.
-        """
+        """The tokenizer in its folder."""
         with refused_as(self.name, str(self.folder), "its tokenizer cannot be loaded"):
             own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
             found = AutoTokenizer.from_pretrained(self.adapter if own else self.folder, **opening(self.file))

@@ -60,11 +60,7 @@ def plan_for(spec: EngineSpec, checkpoint: Checkpoint) -> TensorRtPlan:
 
 
 def build_plan(folder: Path, checkpoint: Checkpoint, spec: EngineSpec) -> None:
-    """Convert a checkpoint and build its plan, `model.engine` in `folder`. Not executed.
-
-    Raises:
-        InvalidInput: the library refuses.
-    """
+    """Convert a checkpoint and build its plan, `model.engine` in `folder`. Not executed."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         converted, built = Path(temporary, "checkpoint"), Path(temporary, "plan")
         library = getattr(import_module("tensorrt_llm.models"), LIBRARYS)

@@ -126,7 +126,6 @@ class Results(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, levels: int, device: torch.device | str) -> Results:
-        """Memory for them."""
 
         def like(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.empty((rows, *sizes), dtype=dtype, device=device)

@@ -47,14 +47,12 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action="help", help="show all options; --help shows the common ones")
 
     def print_help(self, file: Any = None) -> None:
-        """Print the options that are asked for."""
         for action in self._actions if self._brief and "--help-all" not in sys.argv else ():
             if action.option_strings and action.dest not in COMMON:
                 action.help = argparse.SUPPRESS
         super().print_help(file)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The options of the command line."""
         for word in sys.argv if args is None else args:
             if any("\udc80" <= character <= "\udcff" for character in word):
                 self.error(f"{word!a} is not UTF-8")

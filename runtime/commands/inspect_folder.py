@@ -14,11 +14,7 @@ from runtime.pair import open_tokenizer, read_defaults, read_description
 
 
 def inspect(folder: Path) -> dict[str, Any]:
-    """Describe a pair or an engine of `mtad export`.
-
-    Raises:
-        InvalidInput: it is damaged.
-    """
+    """Describe a pair or an engine of `mtad export`."""
     return _pair(folder) if (folder / "pair.json").exists() else _engine(folder, read_spec(folder))
 
 

@@ -47,12 +47,10 @@ class KvCaches:
         return sum(engine.deferred_rows for engine in self._engines)
 
     def run_deferred(self) -> None:
-        """Compute what was deferred."""
         for engine in self._engines:
             engine.run_deferred()
 
     def release(self, row: int) -> None:
-        """Release a row's memory in both caches."""
         for engine in self._engines:
             engine.cache.release(row)
 
@@ -174,7 +172,6 @@ class KvCaches:
         return self.prefixes[role is self.target].restore(row, request.prompt[:-1], best, request.salt)
 
     def move(self, request: Request, source: int, to: int) -> None:
-        """Copy a request's columns to another row."""
         self.target.engine.cache.copy(source, to, request.target_cached)
         self.auxiliary.engine.cache.copy(source, to, request.auxiliary_cached)
 

@@ -161,12 +161,10 @@ class Request:
         return self.params.max_tokens
 
     def fail(self, error: Exception) -> None:
-        """End by an error."""
         self.finish_reason, self.error = "error", error
 
     @property
     def thinking(self) -> bool:
-        """Whether its next token belongs to a thought."""
         return self.thoughts is not None and self.thoughts.inside
 
     @property
@@ -185,7 +183,6 @@ class Request:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that its text may still have."""
         return self.max_tokens - len(self.tokens)
 
     @property
@@ -278,7 +275,6 @@ class Result(Output):
         return cls.of_part(request, request.index, prompt_logprobs=request.prompt_scores, **own)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         scores = [score._asdict() for score in self.prompt_logprobs]
         details = [asdict(one) for one in self.details]
         return {**self.__dict__, "details": details, "prompt_logprobs": scores, "statistics": self.statistics.to_dict()}

@@ -21,7 +21,7 @@ class Counts:
         preemptions: times that it gave up its row because pages ran out, and computed its caches anew later.
         target_passes: forward passes of the target that scored a request (prefill not counted).
         thinking_passes, thinking_tokens: of these, the passes that began inside a thought, and the tokens they gave.
-        drafted: tokens drafted along one path: the sum of the blocks' draft lengths.
+        drafted: tokens drafted along one path: the sum of the levels that the blocks' drafts had.
         accepted: drafted tokens that are part of the result.
         divergence_spent: how far `budget` moved the laws of its tokens from the target's, in total variation, added up;
             divided by `tokens` it is the mean.
@@ -46,7 +46,6 @@ class Counts:
     commit_seconds: float = 0.0
 
     def add_seconds(self, draft: float, score: float, commit: float) -> None:
-        """Count what a block took."""
         self.draft_seconds += draft
         self.score_seconds += score
         self.commit_seconds += commit
@@ -75,7 +74,6 @@ class Counts:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and metrics."""
         own = self.__dict__ | {"block_efficiency": self.block_efficiency, "acceptance_rate": self.acceptance_rate}
         return {name: value.to_dict() if isinstance(value, Histogram) else value for name, value in own.items()}
 

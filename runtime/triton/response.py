@@ -34,7 +34,6 @@ class TritonResponse:
         self._dtypes = {tensor.name: _DTYPES.get(tensor.type, tensor.type.lower()) for tensor in OUTPUTS}
 
     def tensors(self, choices: Sequence[OutputDelta]) -> dict[str, NDArray[Any]]:
-        """What deltas of some choices add, as tensors."""
         settings, texts = self._settings, list[bytes]()
         for delta in choices:
             texts.append((self._before[delta.index] + delta.text).encode())

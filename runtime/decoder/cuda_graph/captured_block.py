@@ -41,7 +41,6 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, given: BlockInput, buckets: Buckets) -> Key:
-        """That of a batch."""
         drafting = [p for p in given.params if p.drafts]
         levels = max((p.drafted for p in drafting), default=0)
         width = max((p.draft_width for p in drafting), default=0)
@@ -159,7 +158,6 @@ class CapturedBlock:
         return results
 
     def __call__(self) -> None:
-        """Draft, score, accept, commit."""
         given: Given = views(self._key.given, self._placed)
         (auxiliary, target), key = self._engines, self._key
         scored, q, finite = None, None, given.real
