@@ -188,8 +188,6 @@ class AsyncLLM:
             self._prepared = True
             while self._receive():
                 self._deliver(loop.step())
-                if loop.scheduler.idle:
-                    loop.check_integrity()
         except BaseException as error:  # a broken invariant: nothing can be trusted any more
             log.critical("the engine stopped", exc_info=error)
             with self._changed:

@@ -367,6 +367,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
 @pytest.fixture
 def idle_afterwards(llm: LLM) -> Iterator[None]:
     """Whatever a test did, finished or refused, nothing is left behind."""
+    from tests.support.integrity import check_loop
+
     yield
-    llm.loop.check_integrity()
+    check_loop(llm.loop)
     assert llm.loop.scheduler.idle

@@ -52,11 +52,6 @@ class Pages:
             if not self.users[page]:
                 self._free.append(page)
 
-    def check_integrity(self, held: Sequence[int]) -> None:
-        """Whether `held`, what all holders hold together, is what the pool counts; raises AssertionError."""
-        assert np.array_equal(np.bincount(list(held), minlength=len(self.users)), self.users), "a page is lost"
-        assert sorted(self._free) == np.flatnonzero(self.users == 0).tolist(), "a page is free and held, or neither"
-
 
 class PageTable:
     """The pages of each row: page n of a row holds its columns n size .. (n + 1) size - 1.
@@ -126,11 +121,6 @@ class PageTable:
         self.owned[row] = min(self.owned[row], first)
         return [page for page in gone if not self.pages.users[page]]
 
-    def check_integrity(self, others: Sequence[int] = ()) -> None:
-        """Invariants of the pages; `others` are those that kept prefixes hold. Raises AssertionError."""
-        rows = [page for row, owned in enumerate(self.owned) for page in self.table[row, :owned].tolist()]
-        self.pages.check_integrity([*rows, *others])
-
 
 class PagedPrefixCache(PrefixCache):
     """Kept prefixes that are pages of the engine's own pool: keeping and restoring them copies nothing.
@@ -160,7 +150,3 @@ class PagedPrefixCache(PrefixCache):
         self._pages.clear()
         self._table = PageTable(0, 0, KV_PAGE)
         super().__init__(0)
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        self._table.check_integrity([page for pages in self._pages.values() for page in pages])

@@ -79,14 +79,6 @@ class PrefixCache:
         for key in reversed(chain):
             self._slots.move_to_end(key)
 
-    def check_integrity(self) -> None:
-        used = list(self._slots.values())
-        assert sorted(used + self._free) == list(range(self._count)), "a page is lost or in two places"
-        order = {slot: age for age, slot in enumerate(used)}
-        for (parent, tokens), slot in self._slots.items():
-            assert len(tokens) == KV_PAGE
-            assert parent < 0 or order[parent] > order[slot], "a page would outlive the one it follows"
-
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Leading tokens two prompts share."""

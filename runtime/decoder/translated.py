@@ -93,9 +93,6 @@ class TranslatedPrefixes(PrefixCache):
         if not self._cache.texts[row].first:
             self._own.store(row, self._spell(tokens), salt)
 
-    def check_integrity(self) -> None:
-        self._own.check_integrity()
-
     def _spell(self, tokens: Sequence[int]) -> list[int]:
         return [*self._words.lead, *self._words.spell(np.array(tokens, np.int64)).tolist()]
 

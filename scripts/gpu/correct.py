@@ -171,4 +171,3 @@ def pages(run: Run) -> None:
     llm = open_llm(pair, captured=True)
     run.compare_texts("few pages = alone", llm.generate(PROMPTS[:requests], params), alone)
     run.compare("nobody gave way", float(llm.loop.totals.preemptions == 0), 0, "")
-    llm.loop.check_integrity()

@@ -15,6 +15,7 @@ from runtime.decoder.block import Block, BlockInput
 from runtime.loop import DecodingLoop
 from runtime.scheduler.request import Request
 from tests.runtime.test_schedules import make_mock
+from tests.support.integrity import check_loop
 from tests.support.mock_engine import spoiled
 from tests.support.steps import change
 
@@ -36,7 +37,7 @@ def run(loop: DecodingLoop, requests: list[Request]) -> list[Request]:
     loop.scheduler.submit(*requests)
     while not loop.scheduler.idle:
         loop.step()
-        loop.check_integrity()
+        check_loop(loop)
     return requests
 
 

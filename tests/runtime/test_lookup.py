@@ -20,6 +20,7 @@ from runtime.decoder.block import Block, BlockInput
 from runtime.pair import store_costs
 from runtime.speculation.lookup import Draft, Lookups
 from tests.support.commands import Run, assert_refused
+from tests.support.integrity import check_loop
 
 REPEATED = [list(range(40, 60)) * 3, [5, 6, 7] * 12, [*range(90, 120), *range(90, 100)], "where do they live? " * 4]
 """Prompts in whose text something is found from the first block on."""
@@ -142,7 +143,7 @@ def test_a_pair_without_an_auxiliary_decodes_as_the_target_does(lone: Path, llm:
         with pytest.raises(InvalidInput, match="no auxiliary"):
             alone.generate("S", replace(BASE, draft=draft))  # type: ignore[arg-type]
     assert alone.pair.settled(DecodingParams(method="sample", thinking_method="block")).thinking.draft == "lookup"
-    alone.loop.check_integrity()
+    check_loop(alone.loop)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from runtime.scheduler.request import Request
 from runtime.scheduler.thoughts import Thoughts, known_tags
 from tests.runtime.test_schedules import Mock, make_mock
 from tests.support.chi_square import p_value
+from tests.support.integrity import check_loop
 from tests.support.mock_engine import VOCAB
 
 OPEN, CLOSE = [1, 2], [3]
@@ -31,7 +32,7 @@ def run(mock: Mock, params: Sequence[DecodingParams], prompt: Sequence[int] = (5
     while not mock.loop.idle:
         for request in mock.loop.step():
             assert not request.error, request.error
-        mock.loop.check_integrity()
+        check_loop(mock.loop)
     return requests
 
 

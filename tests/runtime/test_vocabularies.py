@@ -26,6 +26,7 @@ from runtime.decoder.translated import UNKNOWN
 from runtime.pair import open_pair
 from runtime.scheduler.request import Result
 from tests.support.checkpoints import make_checkpoint, make_other_tokenizer
+from tests.support.integrity import check_loop
 from tests.support.once import once
 
 CONFIG = RuntimeConfig(threads=1, max_draft_len=4, max_beam_width=4)
@@ -77,7 +78,7 @@ def llm(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Iter
     config = CONFIG if request.param == "torch" else replace(CONFIG, provider="openvino", compute="float32")
     made = LLM(exported(request.param), config)
     yield made
-    made.loop.check_integrity()
+    check_loop(made.loop)
     assert made.loop.scheduler.idle
 
 

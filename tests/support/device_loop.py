@@ -18,6 +18,7 @@ from runtime.decoder.engine_role import EngineRole
 from runtime.decoder.host_runner import HostRunner
 from runtime.scheduler.request import Request
 from tests.runtime.test_schedules import CAPACITY, alone, make_loop, pick_prompt, pick_values
+from tests.support.integrity import check_loop
 from tests.support.mock_engine import EOS, VOCAB, CapturableMock, MockEngine, mock_spec
 
 
@@ -57,7 +58,7 @@ class Device:
             for _ in range(min(len(left), chance.choice([0, 1, 3]))):
                 self.loop.scheduler.submit(left.pop())
             self.loop.step()
-            self.loop.check_integrity()
+            check_loop(self.loop)
         return added
 
 

@@ -27,6 +27,7 @@ from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.commands.main import main as run_command
 from runtime.scheduler.request import Request
 from tests.support.fake_cuda import FakeRecorder
+from tests.support.integrity import check_loop
 from tests.support.waiting import STARTING
 
 LONG = "SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1 -- of the list, naïve " * 2
@@ -86,7 +87,7 @@ def course(llm: LLM) -> list[list[int]]:
             llm.step()
     while not llm.loop.scheduler.idle:
         llm.step()
-    llm.loop.check_integrity()
+    check_loop(llm.loop)
     assert requests[2].finish_reason == "cancelled"
     assert sum(request.statistics.reused_tokens for request in requests) >= 64
     return [request.tokens for request in requests]

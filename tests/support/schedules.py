@@ -10,6 +10,7 @@ from mtad.params import DecodingParams
 from runtime.loop import DecodingLoop
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import QueueFull
+from tests.support.integrity import check_loop
 
 Entry = tuple[list[int], DecodingParams, list[int] | None, str]
 """A prompt with its parameters, and the tokens and the text it gets alone; None where they depend on the batch."""
@@ -39,7 +40,7 @@ def run_schedule(
             victims = chance.sample(list(live.values()), chance.randint(1, min(2, len(live))))
             loop.cancel(victims)
             assert all(victim.finish_reason == "cancelled" for victim in victims)
-            loop.check_integrity()
+            check_loop(loop)
         if faulty and chance.random() < 0.15:
             break_something(chance)
         for request in loop.step():
@@ -53,7 +54,7 @@ def run_schedule(
             assert (request.error is not None) == (request.finish_reason == "error")
             assert len(request.log_probs) == len(request.tokens)
             reasons[str(request.finish_reason)] += 1
-        loop.check_integrity()
+        check_loop(loop)
     assert not live, "lost"
     assert loop.totals.requests == reasons
     return reasons

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engines.cache.page_table import PageTable
+from tests.support.integrity import check_pages
 
 ROWS, SIZE, CAPACITY = 4, 16, 128
 
@@ -34,4 +35,4 @@ def test_rows_that_write_share_and_leave_take_what_was_said_and_lose_no_page(see
         else:
             written[other] = start // SIZE * SIZE if start < written[other] else written[other]
             table.cut(other, written[other])
-        table.check_integrity()
+        check_pages(table)

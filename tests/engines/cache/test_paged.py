@@ -17,7 +17,7 @@ from engines.placement import Placement
 from engines.pytorch.engine import TorchEngine
 from mtad import LLM, DecodingParams, RuntimeConfig
 from runtime.pair import Pair, open_pair
-from tests.support.integrity import check_page_table
+from tests.support.integrity import check_loop, check_page_table, check_prefixes
 from tests.support.mock_engine import PagedMock, mock_spec
 from tests.support.quick_filters import quick_filters
 from tests.support.replayed import ReplayRecorder
@@ -45,7 +45,7 @@ def test_rows_beyond_what_memory_holds_whole_end_their_texts_on_a_small_pool(
     found = [result.token_ids for result in small.generate(prompts, PARAMS)]
     assert found == expected
     assert small.loop.totals.preemptions > 0
-    small.loop.check_integrity()
+    check_loop(small.loop)
     for engine in (small.pair.target, small.pair.auxiliary):
         assert isinstance(engine.cache, PageCache)
         assert not engine.cache.table.owned.any(), "a row that nobody has holds pages"
@@ -113,7 +113,7 @@ def test_a_kept_prefix_of_many_pages_is_restored_by_one_upload(monkeypatch: pyte
     assert torch.equal(engine.cache.page_table[1, :6], engine.cache.page_table[0, :6])
     assert prefixes.restore(2, tokens[:64], 64) == 64, "what the row has is left alone"
     assert len(uploads) == 1
-    prefixes.check_integrity()
+    check_prefixes(prefixes)
     check_page_table(engine.cache)
 
 
@@ -129,9 +129,9 @@ def test_a_pair_that_is_opened_once_keeps_one_pool_however_many_runtimes_it_has(
         tokens += [result.token_ids for result in llm.generate([prompt, prompt], short)]
         assert llm.blocks
         assert dict(llm.blocks._blocks) == recorded
-        llm.loop.check_integrity()
+        check_loop(llm.loop)
     assert len(set(map(tuple, tokens))) == 1
     assert pages == engine.cache.pages + 2, "the second runtime's prefixes take the place of the first's"
     LLM(pair, RuntimeConfig(prefix_tokens=256)).generate(prompt, short)
     assert llm.generate(prompt, short)[0].token_ids == tokens[0], "what was recorded on a smaller pool is not launched"
-    llm.loop.check_integrity()
+    check_loop(llm.loop)

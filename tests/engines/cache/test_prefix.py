@@ -10,6 +10,7 @@ import pytest
 from engines.base import KV_PAGE
 from engines.cache.columns import ColumnCache, ColumnPrefixCache
 from mtad import LLM, DecodingParams
+from tests.support.integrity import check_prefixes
 from tests.support.mock_engine import mock_spec
 from tests.support.waiting import own
 
@@ -45,7 +46,7 @@ def test_whole_blocks_come_back_and_nothing_else() -> None:
     assert cache.restore(2, [1, *tokens]) == 0
     assert cache.restore(2, tokens[:63]) == 0
     assert not cache._cache.kv[:, :, 2].any()
-    cache.check_integrity()
+    check_prefixes(cache)
 
 
 @pytest.mark.parametrize("stored", [0, 2])
@@ -56,7 +57,7 @@ def test_a_page_that_could_not_be_stored_is_not_lost(stored: int, monkeypatch: p
         patch.setattr(cache, "save", lambda *given: next(saves, broken)(*given))
         with pytest.raises(OSError, match="broken"):
             cache.store(0, tokens)
-    cache.check_integrity()
+    check_prefixes(cache)
     cache.store(0, tokens)
     assert cache.restore(1, tokens) == 192
 
@@ -111,7 +112,7 @@ def test_whatever_is_stored_and_evicted_what_is_found_is_right(seed: int) -> Non
         hits += found > 0
         write(cache, 0, tokens)
         cache.store(0, tokens)
-        cache.check_integrity()
+        check_prefixes(cache)
         known = [*known[-10:], tokens]
     assert hits > 5
 

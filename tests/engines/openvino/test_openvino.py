@@ -33,6 +33,7 @@ from runtime import pair
 from runtime.pair import Pair
 from runtime.tuning.measure import answer
 from tests.support.chi_square import p_value
+from tests.support.integrity import check_caches, check_loop
 from tests.support.schedules import run_schedule
 from tests.support.steps import make_step, some_tokens
 
@@ -123,7 +124,7 @@ def test_every_method_decodes_the_same_tokens_as_on_onnx_runtime(llm: LLM, folde
     )
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
     assert sum(result.statistics.accepted for result in ours) > 20
-    llm.loop.caches.check_integrity()
+    check_caches(llm.loop.caches)
 
 
 def test_a_second_loop_on_the_pair_keeps_prefixes_in_place_of_the_first_ones(llm: LLM) -> None:
@@ -132,8 +133,8 @@ def test_a_second_loop_on_the_pair_keeps_prefixes_in_place_of_the_first_ones(llm
     second = LLM(llm.pair, RuntimeConfig())
     second.generate("something else " * 8, params)
     assert llm.generate(prompt, params)[0].token_ids == expected.token_ids
-    second.loop.check_integrity()
-    llm.loop.check_integrity()
+    check_loop(second.loop)
+    check_loop(llm.loop)
 
 
 def test_prompts_of_one_step_are_computed_in_one_run_and_kept_behind_it(
@@ -150,7 +151,7 @@ def test_prompts_of_one_step_are_computed_in_one_run_and_kept_behind_it(
     again = llm.generate(prompts, params)
     assert [result.token_ids for result in again] == [result.token_ids for result in first]
     assert all(result.statistics.reused_tokens >= 64 for result in again)
-    llm.loop.caches.check_integrity()
+    check_caches(llm.loop.caches)
 
 
 def test_a_run_that_fails_leaves_prompts_to_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def test_a_pool_smaller_than_the_rows_is_within_the_memory_limit_and_ends_every_
     results = small.generate(prompts, params)
     assert [len(result.token_ids) for result in results] == [40] * 8
     assert small.loop.totals.preemptions > 0
-    small.loop.check_integrity()
+    check_loop(small.loop)
     for engine in _paged(small):
         assert engine.cache.pages < whole.pages
         assert not engine.cache.columns.table.owned.any(), "a row that nobody has holds pages"

@@ -12,6 +12,7 @@ import pytest
 from engines.openvino.columns import Columns
 from engines.openvino.graph import PAGE
 from engines.openvino.run import Run
+from tests.support.integrity import check_pages
 
 ROWS, CAPACITY = 4, 4 * PAGE
 Content = list[list[int]]
@@ -255,7 +256,7 @@ def test_a_text_of_trees_whose_paths_do_not_lie_in_place_is_as_its_masks_say() -
 
 def check(columns: Columns) -> None:
     """Invariants of the pages and of the account."""
-    columns.table.check_integrity()
+    check_pages(columns.table)
     assert (columns._stored <= columns._known).all(), "a column is stored whose token is not known"
     assert (columns._base <= columns._stored).all(), "a tree begins behind what is stored"
     deferred = all(columns._stored[row] < columns._known[row] for row in columns.deferred)

@@ -17,6 +17,7 @@ from mtad.errors import InvalidInput
 from runtime.constraints import grammar
 from runtime.scheduler.request import RequestFailed, Result
 from tests.support.constrained import Asked
+from tests.support.integrity import check_loop
 from tests.support.log_probabilities import assert_log_probabilities
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many"]
@@ -109,5 +110,5 @@ def test_a_grammar_without_a_way_on_fails_its_own_request_and_no_other(
     assert isinstance(failed, InvalidInput)
     assert (failed.field, failed.value) == ("min_tokens", 6)
     assert Result.of(fine).token_ids == plain.generate(PROMPTS[1], BASE)[0].token_ids
-    plain.loop.check_integrity()
+    check_loop(plain.loop)
     assert not plain._constrainer.grammars._kept, "what grew too large goes when a request ends"
