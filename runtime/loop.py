@@ -83,6 +83,7 @@ class DecodingLoop:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
         began, rows = time.perf_counter(), len(self.scheduler.running)
+        self.caches.claim(self.scheduler)
         tokens = self._budget.tokens(rows, self._about_to_run)
         plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted, self._budget.piece_floor)
         used, waited = tokens - plan.spare_tokens, self._waited and not self.caches.deferred_rows
@@ -227,8 +228,3 @@ class DecodingLoop:
         self.scheduler.retire(request, self.caches)
         self.output.end(request)
         self.ended.append(request)
-
-    def check_integrity(self) -> None:
-        self.scheduler.check_integrity()
-        assert all(request.detokenizer for request in self.scheduler.running), "a request runs that has not begun"
-        self.caches.check_integrity()

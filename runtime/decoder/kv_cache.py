@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from engines.cache.prefix import PrefixCache, common_prefix
+from mtad.errors import InvalidInput
 from runtime.decoder.engine_role import EngineRole
 from runtime.scheduler.plan import PromptPiece
 from runtime.scheduler.request import Request
+
+if TYPE_CHECKING:
+    from runtime.scheduler.scheduler import Scheduler
 
 MIN_SHARED = 16
 """Fewest tokens for which a prompt takes over the columns of a running one that begins alike: fewer are computed."""
@@ -31,6 +36,18 @@ class KvCaches:
         self._engines = auxiliary.engine, target.engine
         each = zip((engine.cache for engine in self._engines), ("auxiliary_cached", "target_cached"), strict=True)
         self._paged = [(cache, held) for cache, held in each if cache.pages]
+
+    def claim(self, scheduler: Scheduler) -> None:
+        """Say who uses the rows from now on, of all `LLM`s of a pair, which take turns.
+
+        Raises:
+            InvalidInput: another one has written to the rows that this one's requests hold.
+        """
+        for engine in self._engines:
+            if engine.cache.user is not scheduler and scheduler.holders:
+                problem = "another one of this pair ran before its requests had ended; cancel them, and ask again"
+                raise InvalidInput("llm", None, problem)
+            engine.cache.user = scheduler
 
     def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
         """Whether there is memory for the tokens of requests, by row, and for `lookahead` columns behind each."""
@@ -190,11 +207,6 @@ class KvCaches:
             request.auxiliary_cached = min(request.auxiliary_cached, max(0, request.committed - 2))
             self.target.engine.cache.clear(row, request.target_cached)
             self.auxiliary.engine.cache.clear(row, request.auxiliary_cached)
-
-    def check_integrity(self) -> None:
-        """Invariants of the kept prefixes; raises AssertionError."""
-        for prefixes in self.prefixes:
-            prefixes.check_integrity()
 
 
 def _spans(requests: Sequence[Request], held: str, ahead: int) -> list[tuple[int, int]]:

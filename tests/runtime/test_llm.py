@@ -21,6 +21,7 @@ from mtad import LLM, DecodingParams, RuntimeConfig
 from mtad.errors import CapacityExceeded, InvalidInput
 from runtime.prompts import Prompt
 from runtime.scheduler.request import Request, Result
+from tests.support.integrity import check_loop
 from tests.support.log_probabilities import assert_log_probabilities
 
 PROMPTS = ["SELECT name FROM", "def largest(values):", "How many", "S", "where do they live? " * 4]
@@ -92,7 +93,7 @@ def test_a_request_that_joins_at_any_time_gets_the_tokens_it_gets_alone(
             index = order.pop()
             added[index] = llm.add(*alone[index][:2])
         finished += llm.step()
-        llm.loop.check_integrity()
+        check_loop(llm.loop)
     assert {request.id for request in finished} == {request.id for request in added.values()}
     assert len(finished) == len(alone)
     tolerance = 0.0 if llm.pair.target.spec.format == "onnx" else 1e-5
@@ -140,6 +141,18 @@ def test_several_choices_are_refused_for_one_request_be_they_the_pairs_own(
     monkeypatch.setattr(llm, "pair", replace(llm.pair, defaults=replace(BASE, n=2)))
     with pytest.raises(InvalidInput, match="n = 2"):
         llm.add("S")
+
+
+def test_rows_that_another_llm_of_the_pair_wrote_to_are_not_read(llm: LLM) -> None:
+    other, alone = LLM(llm.pair), llm.generate("S", BASE)[0].token_ids
+    request = llm.add("S", BASE)
+    llm.step()
+    other.generate("How many", BASE)
+    with pytest.raises(InvalidInput, match="another one of this pair ran"):
+        llm.step()
+    llm.cancel(request)
+    assert llm.step() == [request]
+    assert llm.generate("S", BASE)[0].token_ids == alone
 
 
 def test_threads_that_generate_at_once_get_their_texts_one_after_another(llm: LLM) -> None:
@@ -202,7 +215,7 @@ def test_an_end_of_sequence_inside_a_block_ends_the_text_there(llm: LLM, method:
     for token in list(dict.fromkeys(free.token_ids))[:8]:
         ending = LLM(replace(llm.pair, eos=(token,)))
         result = ending.generate(PROMPTS[0], params)[0]
-        ending.loop.check_integrity()
+        check_loop(ending.loop)
         assert ending.loop.scheduler.idle
         ends = result.token_ids[-1] == token
         assert token not in result.token_ids[:-1]
