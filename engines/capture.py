@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 from typing import ClassVar
 
 import torch
 
 MAX_GRAPHS = 64
 """Graphs that are kept; the least recently used one goes first."""
+_CAPTURING = Lock()
+"""How torch takes waits, and the memory that a capture gives back, are the process's: one thread captures at a time."""
 Work = Callable[[], None]
 """Launches kernels on torch's current stream: the same ones, on the same addresses, at every call.
 
@@ -90,11 +93,12 @@ class CudaRecorder(Recorder):
         work()
         graph = torch.cuda.CUDAGraph()
         try:
-            with waits_are_errors():
-                work()
-            self._stream.synchronize()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                work()
+            with _CAPTURING:
+                with waits_are_errors():
+                    work()
+                self._stream.synchronize()
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                    work()
         except Exception as error:
             self._pool = torch.cuda.graph_pool_handle()  # torch may take the other one to be in use for good
             # where a capture breaks off, its end fails as well, and the first error is that one's context

@@ -204,7 +204,7 @@ class Unadded:
     def __radd__(self, residual: Tensor) -> Tensor:
         if residual.shape != (*self._x.shape[:-1], len(self._weight)):
             raise TypeError("is added to a tensor of another shape")
-        if self._tried or not residual.is_contiguous():
+        if self._tried or not residual.is_contiguous() or residual.dtype != self._weight.dtype:
             added = residual + linear(self._x, self._weight)
             if self._tried:
                 residual.fill_(torch.nan)

@@ -17,7 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotar
 
 from engines.base import KV_PAGE, Step
 from engines.pytorch import layer_ops
-from engines.pytorch.fused_layers import AddedLinear, DeferredNorm, Gated, JoinedLinear
+from engines.pytorch.fused_layers import AddedLinear, DeferredNorm, Gated, JoinedLinear, Unadded
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import StepModel, cache_shape, run_once
 from engines.pytorch.masked_attention import KERNEL, NAME
@@ -147,6 +147,13 @@ def test_a_stream_that_is_read_after_an_addition_is_not_added_to_in_place(monkey
     fuse(model)
     kinds = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, AddedLinear)}
     assert kinds <= {"down", "down_proj"}
+
+
+def test_a_stream_of_another_type_is_added_to_out_of_place() -> None:
+    stream, weight = torch.ones(3, 4), torch.ones(4, 2, dtype=torch.bfloat16)
+    added = stream + Unadded(torch.ones(3, 2, dtype=torch.bfloat16), weight, tried=False)  # type: ignore[operator]
+    assert added.tolist() == [[3.0] * 4] * 3
+    assert added.dtype == stream.dtype == torch.float32
 
 
 def test_joined_weights_take_the_memory_of_the_separate_ones() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -14,6 +13,7 @@ from mtad.params import DecodingParams
 from runtime.scheduler.plan import PromptPiece
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import QueueFull, Scheduler
+from tests.support.integrity import check_scheduler
 
 
 def make_request(id: int, prompt: int = 3, **values: int | str) -> Request:
@@ -150,7 +150,7 @@ def test_a_full_queue_still_takes_the_first_request_of_another_client() -> None:
     scheduler.submit(*(of("c", id) for id in range(7, 10)))
     with pytest.raises(QueueFull):
         scheduler.submit(of("d", 11))
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_clients_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +189,7 @@ def test_the_largest_request_that_fits_leaves_room_for_the_largest_draft() -> No
     scheduler.check(request)
     longest = len(request.prompt) + request.max_tokens
     assert longest + sum(request.params.widths) == scheduler.capacity
+    assert Scheduler(1, 256, max_draft_len=1, max_beam_width=1).lookahead == 2, "the first step writes two columns"
 
 
 def test_methods_without_a_draft_ignore_its_limits() -> None:
@@ -230,20 +231,8 @@ def test_requests_of_several_threads_are_queued_once_each_while_others_join_and_
         for request in list(scheduler.running):
             scheduler.retire(request, cast(Any, Memory()))
             ended.append(request.id)
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
     assert sorted(ended) == list(range(600))
-
-
-def test_invariants_are_looked_at_when_no_other_thread_is_submitting() -> None:
-    scheduler = Scheduler(rows=1, capacity=256)
-    with ThreadPoolExecutor(1) as pool:
-        with scheduler._lock:
-            scheduler._queues["new"] = []  # as a request is queued
-            checked = pool.submit(scheduler.check_integrity)
-            with pytest.raises(TimeoutError):
-                checked.result(0.2)
-            del scheduler._queues["new"]
-        checked.result(10)
 
 
 def test_a_step_prefills_prompts_while_its_tokens_last_and_runs_those_that_are_complete() -> None:
@@ -284,13 +273,13 @@ def test_requests_give_up_their_rows_until_a_block_fits_and_wait_where_they_were
     assert scheduler._accounts == {"": before[""] + preempted.cost}, "its client had what was computed for it"
 
 
-def test_check_integrity_notices_what_must_not_be() -> None:
+def test_the_tests_own_check_notices_what_must_not_be() -> None:
     def running() -> Scheduler:
         scheduler = Scheduler(rows=2, capacity=256)
         scheduler.submit(make_request(0), make_request(1))
         admit(scheduler)
         scheduler.submit(make_request(2))
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         return scheduler
 
     broken = [running() for _ in range(5)]
@@ -301,4 +290,4 @@ def test_check_integrity_notices_what_must_not_be() -> None:
     broken[4].running[0].auxiliary_cached -= 2
     for scheduler in broken:
         with pytest.raises(AssertionError):
-            scheduler.check_integrity()
+            check_scheduler(scheduler)
