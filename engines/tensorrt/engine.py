@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 PREFILL, DECODE = 0, 1
 """Optimization profiles of a plan: one row of many tokens; many rows of a tree's tokens."""
-MAX_CONTEXTS = 64
-"""Execution contexts that are kept, one per shape of a step; TensorRT does not tell their size."""
+MAX_CONTEXTS = 256
+"""Execution contexts that are kept, one per shape of a step; blocks captured at start have up to some hundred."""
 ALIGNED = 256
 """Bytes of which addresses are multiples (`NvInferRuntime.h`: setTensorAddress); torch's allocations are."""
 
@@ -118,11 +118,12 @@ class TensorRTEngine(PlanEngine):
     def __init__(self, folder: Path, spec: EngineSpec, trt: ModuleType, device: str) -> None:
         super().__init__(folder, spec, trt, partial(ColumnCache, spec, device), (PREFILL, DECODE))
         self.spec = replace(spec, capacity=spec.capacity - FORMATS[spec.format].spare_columns)
-        configs = self._runtime_configs() if FORMATS[spec.format].ahead_of_time else (None, None)
+        configs = self._runtime_configs() if FORMATS[spec.format].ahead_of_time else (None, None, None)
         if spec.attention == "operator":
             self._check_aliases()
         self._prefill, self._decode = self._context(PREFILL, configs[0]), configs[1]
         self._contexts: dict[tuple[int, ...], Any] = {}
+        self._kernels = configs[2]  # contexts may still be adding to them
 
     @property
     def captured_on(self) -> object:
@@ -182,8 +183,8 @@ class TensorRTEngine(PlanEngine):
             write_columns(cache, new, step.write_at.clamp(max=cache.shape[4] - tokens))
         return outputs["logits"]
 
-    def _runtime_configs(self) -> tuple[Any, Any]:
-        """How TensorRT-RTX makes contexts, of prompts and of decoding: their memory is ours.
+    def _runtime_configs(self) -> tuple[Any, Any, Any]:
+        """How TensorRT-RTX makes contexts, of prompts and of decoding, and its cache: their memory is ours.
 
         A shape's kernels are compiled before it decodes: a graph would keep those that run while others are compiled.
         Prompts, which have many shapes and no graphs, do not wait for theirs. TensorRT-RTX's own graphs are off: steps
@@ -201,7 +202,7 @@ class TensorRTEngine(PlanEngine):
             config.cuda_graph_strategy = self._trt.CudaGraphStrategy.DISABLED
             config.set_runtime_cache(kernels)
         weakref.finalize(self, _write_kernels, kernels, path)
-        return configs
+        return *configs, kernels
 
     def _check_aliases(self) -> None:
         """Every present must be written where its past lies; TensorRT says which outputs are."""
@@ -218,12 +219,9 @@ def _write_kernels(kernels: Any, path: Path) -> None:
     temporary.replace(path)
 
 
-def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
-    """The runtime, which has to outlive it, and the engine of a plan.
-
-    Raises:
-        InvalidInput: the runtime does not take it; it says why on its log, which goes to ours.
-    """
+@cache
+def _logger(trt: ModuleType) -> Any:
+    """What goes to our log; one for the whole process, because TensorRT keeps the first one that it sees."""
 
     class Log(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -233,8 +231,16 @@ def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
             serious = severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
             log.log(logging.ERROR if serious else logging.DEBUG, "TensorRT: %s", message)
 
-    runtime = trt.Runtime(Log())
-    engine = None
+    return Log()
+
+
+def load_plan(trt: ModuleType, path: Path) -> tuple[Any, Any]:
+    """The runtime, which has to outlive it, and the engine of a plan.
+
+    Raises:
+        InvalidInput: the runtime does not take it; it says why on its log.
+    """
+    runtime, engine = trt.Runtime(_logger(trt)), None
     if path.stat().st_size:  # of nothing there is no map; a plan that was read would take as much memory again
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as plan:
             engine = runtime.deserialize_cuda_engine(plan)

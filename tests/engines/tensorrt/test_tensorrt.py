@@ -25,7 +25,7 @@ from engines.base import EngineSpec
 from engines.folder import open_engine, read_spec, write_spec
 from engines.onnx.engine import OnnxRuntimeEngine
 from engines.pytorch.hook import cache_shape
-from engines.tensorrt.engine import load_plan
+from engines.tensorrt.engine import _logger, load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.onnx.graph import write_graph
 from export.onnx.widen import write_widened
@@ -299,4 +299,5 @@ def test_the_real_runtime_says_on_the_log_why_it_takes_no_plan(
 ) -> None:
     with pytest.raises(InvalidInput, match="cannot load it"):
         load_plan(tensorrt_rtx, rtx_pair / "auxiliary" / "model.engine")
+    assert _logger(tensorrt_rtx) is _logger(tensorrt_rtx), "TensorRT keeps the first one, also when its engine is gone"
     assert any("CUDA" in record.getMessage() for record in caplog.records if record.levelname == "ERROR")

@@ -14,7 +14,6 @@ from transformers import LlamaForCausalLM
 
 from engines.base import KV_PAGE, Step
 from engines.cache.paged import SPARE
-from engines.tensorrt.engine import MAX_CONTEXTS
 from engines.tensorrt_llm.cache import spare_pages
 from engines.tensorrt_llm.engine import TensorRTLLMEngine
 from engines.tensorrt_plan import TensorRtPlan
@@ -97,8 +96,9 @@ def test_a_level_gives_what_one_step_over_its_draft_gives_whatever_was_drafted_b
     torch.testing.assert_close(found, expected[rows, at])
 
 
-def test_scored_prompts_take_no_contexts(engine: TensorRTLLMEngine) -> None:
+def test_scored_prompts_take_no_contexts(engine: TensorRTLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their shapes are many; contexts are kept for blocks that may be captured, and are few."""
+    monkeypatch.setattr("engines.tensorrt_llm.engine.MAX_CONTEXTS", 5)
     role = EngineRole(engine, engine.spec.vocab_size)
     for row, length in enumerate((5, 70, 130)):
         tokens = some_tokens(row, length)
@@ -108,7 +108,7 @@ def test_scored_prompts_take_no_contexts(engine: TensorRTLLMEngine) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         engine._bound.clear()
     stand_on = engine.captured_on
-    for length in range(1, MAX_CONTEXTS + 2):
+    for length in range(1, 7):
         assert engine.captured_on is stand_on
         engine.step(make_step(some_tokens(0, 1 + length % 32)[None], [length], keep=[0] * (1 + length // 32)))
     assert engine.captured_on is not stand_on
