@@ -10,6 +10,7 @@ import copy
 import json
 import logging
 import platform
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -105,9 +106,10 @@ class Checkpoint:
         with refused_as(self.name, str(self.folder), "its weights cannot be loaded"):
             model = self._unpacked(dtype) if self.packing is not None else self._loaded(dtype)
         if self.adapter is not None:
-            with refused_as(self.name, str(self.adapter), "the adapter cannot be merged"):
+            with refused_as(self.name, str(self.adapter), "the adapter cannot be merged"), warnings.catch_warnings():
                 from peft import PeftModel
 
+                warnings.filterwarnings("error", "Found missing adapter keys")  # of which nothing would be merged
                 model = PeftModel.from_pretrained(model, str(self.adapter)).merge_and_unload()
         return model.eval()
 

@@ -42,7 +42,9 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
         field = "revision" if name == "target" else f"{name}_revision"
         raise InvalidInput(field, revision, f"{source} is a local folder; leave it out")
     described = folder / (file or "config.json")
-    if (folder / ADAPTER).is_file() and not described.is_file():
+    if (folder / ADAPTER).is_file() and not file:
+        if any((*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*"))):
+            raise InvalidInput(name, source, "it has a LoRA adapter beside a whole model; give a folder of one of them")
         return _adapted(name, source, origin, folder, weights)
     if not described.is_file():
         problem = "the folder has no config.json; give a Hugging Face checkpoint, a GGUF file or a LoRA adapter"

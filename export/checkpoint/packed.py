@@ -66,6 +66,8 @@ class Packing(NamedTuple):
                 form = "transforms"
             if first.get("input_activations") or any(other["weights"] != weights for other in others):
                 form = "several schemes, or quantized activations"
+        if described.get("dynamic"):  # of GPTQModel: other widths for some matrices
+            form = "several widths"
         bits = weights["num_bits"]
         ordered = described.get("desc_act") or weights.get("actorder") in ("group", "dynamic")
         if form not in FORMS.get(method, ()) or bits != 4:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,7 @@ def test_int4_takes_packed_matrices_over_and_rounds_nothing_again(tmp_path: Path
         ("compressed-tensors", {"transform_config": {"config_groups": {"R1": {}}}}, None, r"\(transforms, 4 bits\)"),
         ("compressed-tensors", {"format": "float-quantized"}, None, "float-quantized"),
         ("gptq", {"bits": 3}, None, "3 bits"),
+        ("gptq", {"dynamic": {"-:.*down_proj.*": {}}}, None, "several widths"),
         ("gptq", {"desc_act": True}, "int4", "ordered its columns by activations"),
     ],
 )
@@ -203,6 +205,16 @@ def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -
     assert read_spec(tmp_path / "pair" / "target").eos_token_ids == (0, 5)
     exported, merged = load_file(tmp_path / "pair" / "target" / "model.safetensors"), found.weights()
     assert all(torch.allclose(weight, merged(name)) for name, weight in exported.items())
+    shutil.copy(base / "config.json", adapter)  # as some trainers leave it there
+    assert find("target", str(adapter)).digest == found.digest
+    shutil.copy(base / "model.safetensors", adapter)
+    with pytest.raises(InvalidInput, match="beside a whole model"):
+        find("target", str(adapter))
+    (adapter / "model.safetensors").unlink()
+    own = load_file(adapter / "adapter_model.safetensors")
+    save_file({f"_orig_mod.{name}": part for name, part in own.items()}, adapter / "adapter_model.safetensors")
+    with pytest.raises(InvalidInput, match="cannot be merged: Found missing adapter keys"):
+        find("target", str(adapter)).load(torch.float32)
     base.rename(tmp_path / "moved")
     with pytest.raises(InvalidInput, match="its base_model_name_or_path"):
         find("target", str(adapter))
