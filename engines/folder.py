@@ -12,6 +12,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from engines.base import KV_PAGE, Engine, EngineSpec, input_shapes
 from engines.kinds import ATTENTION, FORMATS, PRECISIONS
 from engines.memory import format_bytes
@@ -126,7 +128,7 @@ def open_model(folder: Path, spec: EngineSpec, placement: Placement = ONE_CORE) 
         InvalidInput: they are damaged, or do not run there.
     """
     kind = placement.check(spec)
-    with refused_as("folder", str(folder), "the model cannot be opened; where it is damaged, export again"):
+    with refused_as("folder", str(folder), "the model cannot be opened; if it is damaged, delete it and export again"):
         if kind.stored == "graph":
             _check_graph(folder / "model.onnx", spec)
         try:
@@ -172,7 +174,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(previous)
         temporary.rename(folder)
-    except OSError as error:  # of a full disk, libraries only say that they wrote less
+    except (OSError, SafetensorError) as error:  # of a full disk, libraries only say that they wrote less
         free = f"{format_bytes(shutil.disk_usage(folder.parent).free)} of the disk are free"
         raise Failed(f"{folder} cannot be written, nothing is left of it: {error} ({free})") from error
     finally:

@@ -251,7 +251,8 @@ def open_tokenizer(folder: Path, vocabulary: str | None = None) -> PreTrainedTok
     Raises:
         InvalidInput: damaged, or another vocabulary.
     """
-    with refused_as("folder", str(folder), "its tokenizer cannot be loaded"):  # there are many for damaged files
+    problem = "its tokenizer cannot be loaded; if it is damaged, delete the folder and export again"
+    with refused_as("folder", str(folder), problem):  # there are many errors for damaged files
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()

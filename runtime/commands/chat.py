@@ -14,6 +14,7 @@ from runtime.commands.entry import Parser, add_decoding, add_options, command, g
 from runtime.commands.pair_source import add_pair, check_room, find_pair
 from runtime.commands.terminal import answer, waiting, warn_of_unused
 from runtime.config import RuntimeConfig, use_torch
+from runtime.scheduler.request import RequestFailed
 
 if TYPE_CHECKING:
     from runtime.async_llm import AsyncLLM
@@ -80,7 +81,7 @@ async def converse(
             try:
                 ids = await fitting_prompt(engine.llm, template, asked, len(first), params.max_tokens)
                 text = await answer(engine, ids, params, colour, fit=True)
-            except InvalidInput as error:
+            except (InvalidInput, RequestFailed) as error:
                 print(f"not answered: {error}", file=sys.stderr, flush=True)
                 continue
             messages = [*asked, {"role": "assistant", "content": text}]

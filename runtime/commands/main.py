@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from mtad import __version__
 
@@ -43,14 +44,20 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what an encoding lacks is no error
+    sys.stdin = sys.stdin or Path(os.devnull).open()  # noqa: SIM115
     try:
         try:
             _run()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
-        sys.exit(141)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(141)
+        print(f"mtad: failed: {error}", file=sys.stderr)
+        sys.exit(1)
     except (Exception, KeyboardInterrupt):
         if not interrupted:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import sys
 from dataclasses import replace
@@ -57,6 +58,8 @@ def main() -> None:
     for base in bases:
         if not grid_of(base.method):
             raise InvalidInput("method", base.method, "it has nothing to tune")
+    if not options.dry_run and not os.access(options.pair, os.W_OK):
+        raise InvalidInput("pair", str(options.pair), "cannot be written; give --dry-run")
     use_torch()
     llm = LLM(options.pair, RuntimeConfig(prefix_tokens=0, **given_options(options, RuntimeConfig)))
     for base, example in itertools.product(bases, examples):

@@ -57,6 +57,8 @@ def write_model(
     repository, folder = repository.absolute(), (repository / name).resolve()
     if pair == folder or pair in folder.parents:
         raise InvalidInput("repository", str(repository), "lies inside the pair folder; give another place")
+    if folder in pair.resolve().parents and not copy:
+        raise InvalidInput("pair", str(pair), "lies in the directory that is replaced; give --copy")
     if folder.exists() and not (overwrite and (folder / "1" / "model.yaml").is_file()):
         problem = "exists; give another --model, or --overwrite for what mtad triton wrote"
         raise InvalidInput("repository", str(folder), problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from runtime.commands.entry import DECODING
 from runtime.commands.terminal import print_figures
 from runtime.scheduler.statistics import Counts, Statistics
 from tests.support.commands import OPTIONS, Run, assert_refused
+from tests.support.paths import ROOT
 
 PARAMS = DecodingParams(max_tokens=8, seed=3, ignore_eos=True)
 
@@ -80,6 +82,23 @@ def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
     assert done.stdout.strip() in ("0", "141")
 
 
+@pytest.mark.parametrize(
+    ("line", "said", "code"),
+    [
+        ("PYTHONIOENCODING=ascii {} 'print(chr(8364))'", ("\\u20ac\n", ""), 0),
+        ("{} 'print(sys.stdin.read())' <&-", ("\n", ""), 0),
+        ("{} 'print(1)' > /dev/full", ("", "mtad: failed: [Errno 28] No space left on device\n"), 1),
+    ],
+)
+def test_text_that_cannot_be_written_and_input_that_is_closed_make_no_traceback(
+    line: str, said: tuple[str, str], code: int
+) -> None:
+    program = "import sys; from runtime.commands import main; main._run = lambda: exec(sys.argv[1]); main.main()"
+    command = line.format(f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}")
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (*said, code)
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "serve"])
 def test_help_shows_ten_options_and_the_rest_on_demand(run: Run, command: str) -> None:
     common, every = (run(command, option).out for option in ("--help", "--help-all"))
@@ -128,6 +147,7 @@ def test_a_checkpoint_is_exported_once_whatever_its_pair_is_opened_with_and_by_o
 
     def exported(folder: Path, *_: object, **__: object) -> bool:
         folders.append(folder)
+        (folder / "pair.json").mkdir(parents=True, exist_ok=True)
         with pytest.raises(Timeout):
             FileLock(f"{folder}.lock").acquire(timeout=0)
         return False

@@ -130,6 +130,17 @@ def test_a_directory_is_replaced_only_where_it_is_ours_and_that_is_asked(
         write_model(tmp_path, "theirs", options, overwrite=True)
 
 
+def test_a_pair_that_lies_in_the_directory_is_not_deleted_with_it(
+    tmp_path: Path, pair_folders: Callable[[str], Path]
+) -> None:
+    folder = write_model(tmp_path, "mtad", TritonOptions(pair=str(pair_folders("onnx"))), copy=True)
+    inside = TritonOptions(pair=str(folder / "1" / "pair"), rows=2)
+    with pytest.raises(InvalidInput, match="give --copy"):
+        write_model(tmp_path, "mtad", inside, overwrite=True)
+    write_model(tmp_path, "mtad", inside, copy=True, overwrite=True)
+    assert (folder / "1" / "pair" / "pair.json").is_file()
+
+
 def test_an_interrupted_write_leaves_what_was_there(
     tmp_path: Path, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

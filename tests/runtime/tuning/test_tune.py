@@ -260,6 +260,15 @@ def tune(run: Run, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return functools.partial(run, "tune", *own)
 
 
+def test_a_pair_that_cannot_be_written_is_refused_before_the_search(
+    pair: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "S"}\n' * 4)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != pair)
+    refused = run("tune", pair, "--prompts", tmp_path / "prompts.jsonl")
+    assert_refused(refused, "tune", "cannot be written; give --dry-run")
+
+
 def test_a_default_that_cannot_be_compared_is_refused_before_the_search(
     tune: Run, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
