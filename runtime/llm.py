@@ -130,7 +130,7 @@ class LLM:
         """
         assert not self.loop.scheduler.holders, "rows in use would be overwritten"
         if self.blocks:
-            self.loop.caches.claim(self.loop.scheduler)
+            self.loop.caches.claim()
             self.blocks.prepare([own for p in params for own in variants(p, self.config.max_draft_len)])
 
     def generate(

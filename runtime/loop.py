@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from mtad.errors import Failed
+from mtad.errors import Failed, InvalidInput
 from mtad.params import DecodingParams
 from runtime.decoder.block import Block, BlockInput, BlockRunner
 from runtime.decoder.kv_cache import KvCaches
@@ -83,7 +83,13 @@ class DecodingLoop:
             the requests that have ended. An error ends only the requests that it concerns, with the reason `error`.
         """
         began, rows = time.perf_counter(), len(self.scheduler.running)
-        self.caches.claim(self.scheduler)
+        if self.scheduler.holders and not self.caches.ours:
+            problem = "another one of this pair ran before this request had ended; they take turns"
+            for request in self.scheduler.holders:
+                request.fail(InvalidInput("llm", None, problem))
+            self._end()
+        if not self.scheduler.idle:
+            self.caches.claim()
         tokens = self._budget.tokens(rows, self._about_to_run)
         plan = self.scheduler.schedule(tokens, self.caches, self._is_drafted, self._budget.piece_floor)
         used, waited = tokens - plan.spare_tokens, self._waited and not self.caches.deferred_rows

@@ -29,7 +29,7 @@ class KvCache(ABC):
         kv: what steps write, laid out as each kind says; OpenVINO's lies in arrays of its own.
         page_columns, page_bytes: columns and bytes of a page, where rows share a pool of pages; else 0.
         pages: of the pool, those for kept prefixes not counted; 0 where rows have memory of their own.
-        user: whose requests hold its rows; the runtime's.
+        user: the runtime's: which of a pair's `LLM`s has requests in its rows.
     """
 
     page_columns: int = 0

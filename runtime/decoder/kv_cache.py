@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from engines.cache.prefix import PrefixCache, common_prefix
-from mtad.errors import InvalidInput
 from runtime.decoder.engine_role import EngineRole
 from runtime.scheduler.plan import PromptPiece
 from runtime.scheduler.request import Request
-
-if TYPE_CHECKING:
-    from runtime.scheduler.scheduler import Scheduler
 
 MIN_SHARED = 16
 """Fewest tokens for which a prompt takes over the columns of a running one that begins alike: fewer are computed."""
@@ -37,17 +32,17 @@ class KvCaches:
         each = zip((engine.cache for engine in self._engines), ("auxiliary_cached", "target_cached"), strict=True)
         self._paged = [(cache, held) for cache, held in each if cache.pages]
 
-    def claim(self, scheduler: Scheduler) -> None:
-        """Say who uses the rows from now on, of all `LLM`s of a pair, which take turns.
+    @property
+    def ours(self) -> bool:
+        """Whether no other `LLM` of the pair has claimed the rows since `claim`."""
+        return all(engine.cache.user is self for engine in self._engines)
 
-        Raises:
-            InvalidInput: another one has written to the rows that this one's requests hold.
-        """
-        for engine in self._engines:
-            if engine.cache.user is not scheduler and scheduler.holders:
-                problem = "another one of this pair ran before its requests had ended; cancel them, and ask again"
-                raise InvalidInput("llm", None, problem)
-            engine.cache.user = scheduler
+    def claim(self) -> None:
+        """Use the rows from now on; what requests of another `LLM` held in them goes."""
+        for cache in (engine.cache for engine in self._engines if engine.cache.user is not self):
+            for row in range(cache.rows):
+                cache.release(row)
+            cache.user = self
 
     def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
         """Whether there is memory for the tokens of requests, by row, and for `lookahead` columns behind each."""
@@ -68,7 +63,7 @@ class KvCaches:
             engine.run_deferred()
 
     def release(self, row: int) -> None:
-        for engine in self._engines:
+        for engine in self._engines if self.ours else ():
             engine.cache.release(row)
 
     def stored(self, request: Request, both: bool, running: Sequence[Request], pieces: Sequence[PromptPiece]) -> int:
@@ -189,12 +184,13 @@ class KvCaches:
         return self.prefixes[role is self.target].restore(row, request.prompt[:-1], best, request.salt)
 
     def move(self, request: Request, source: int, to: int) -> None:
-        self.target.engine.cache.copy(source, to, request.target_cached)
-        self.auxiliary.engine.cache.copy(source, to, request.auxiliary_cached)
+        if self.ours:
+            self.target.engine.cache.copy(source, to, request.target_cached)
+            self.auxiliary.engine.cache.copy(source, to, request.auxiliary_cached)
 
     def clear(self, row: int) -> None:
         """Zero a row of both caches: after a failure it may hold what is not a number, and poison others."""
-        for engine in self._engines:
+        for engine in self._engines if self.ours else ():
             engine.cache.clear(row)
 
     def discard_block(self, requests: Sequence[Request]) -> None:

@@ -102,7 +102,7 @@ class Scheduler:
     @property
     def room_for_tokens(self) -> int:
         """Tokens that prompt and text of a request may have together."""
-        return self.capacity - max(2, self.max_draft_len * self.max_beam_width)  # the first step writes two columns
+        return self.capacity - self.max_draft_len * self.max_beam_width
 
     @property
     def lookahead(self) -> int:
@@ -258,16 +258,16 @@ class Scheduler:
     def retire(self, request: Request, caches: KvCaches) -> None:
         """Take a request out, wherever it is; requests behind its row move up."""
         with self._lock:
-            if request not in self.holders:
+            waits = request not in self.holders
+            if not waits or request.statistics.preemptions:  # also what it was given before it had to wait again
+                self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
+            if waits:
                 queue = self._queues[request.client]
                 queue[:] = [entry for entry in queue if entry[1] is not request]
                 heapq.heapify(queue)
                 if not queue:
                     del self._queues[request.client]
-                if request.statistics.preemptions:  # what it was given before it had to wait again
-                    self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
                 return
-            self._accounts[request.client] = self._accounts.get(request.client, 0) + request.cost
             served = self._queues.keys() | {one.client for one in self.holders}
             self._clock += request.cost // (1 + len(served))  # else new ones could pass the others for ever
         self._leave(request, caches)

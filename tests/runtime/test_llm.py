@@ -143,16 +143,18 @@ def test_several_choices_are_refused_for_one_request_be_they_the_pairs_own(
         llm.add("S")
 
 
-def test_rows_that_another_llm_of_the_pair_wrote_to_are_not_read(llm: LLM) -> None:
-    other, alone = LLM(llm.pair), llm.generate("S", BASE)[0].token_ids
-    request = llm.add("S", BASE)
+def test_llms_of_one_pair_take_turns_and_one_that_does_not_loses_its_own_requests_alone(llm: LLM) -> None:
+    other, alone = LLM(llm.pair), [llm.generate(prompt, BASE)[0].token_ids for prompt in ("How many", "S")]
+    lost = [llm.add(prompt, BASE) for prompt in PROMPTS[:2]]
     llm.step()
-    other.generate("How many", BASE)
-    with pytest.raises(InvalidInput, match="another one of this pair ran"):
-        llm.step()
-    llm.cancel(request)
-    assert llm.step() == [request]
-    assert llm.generate("S", BASE)[0].token_ids == alone
+    kept = other.add("How many", BASE)
+    other.step()
+    assert llm.step() == lost
+    assert all("another one of this pair ran" in str(request.error) for request in lost)
+    while not other.loop.idle:
+        other.step()
+    assert kept.tokens == alone[0], "nobody wrote to its row"
+    assert llm.generate("S", BASE)[0].token_ids == alone[1]
 
 
 def test_threads_that_generate_at_once_get_their_texts_one_after_another(llm: LLM) -> None:

@@ -92,9 +92,7 @@ class CudaGraphRunner:
                     read = block.receive()
                     launched = time.perf_counter()
                 except Uncapturable as problem:
-                    reason = str(problem)
-                    if not isinstance(problem.__cause__, torch.OutOfMemoryError):  # which may pass
-                        self._refused[key] = reason
+                    reason = self._refused[key] = str(problem)
                 finally:
                     self._recorder.wait()  # also if it broke: the next batch may not overwrite what is being copied
         if reason is not None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.capture import Recorder, Uncapturable
+from engines.capture import Recorder
 from mtad.params import DecodingParams
 from runtime.decoder.buckets import Buckets
 from tests.runtime.test_schedules import CAPACITY, alone
@@ -106,23 +106,6 @@ def test_what_cannot_be_captured_runs_on_the_host_and_is_counted(
     assert not device.blocks._blocks
     assert set(device.blocks.unrecorded) == {reason}
     assert device.loop.totals.unrecorded == device.blocks.unrecorded
-
-
-@pytest.mark.parametrize("passing", [True, False])
-def test_a_kind_whose_capture_found_no_memory_is_tried_again(passing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(2, ReplayRecorder(), 64, 0, CapturableMock)
-    plain = device.recorder.record
-
-    def record(_: Any) -> Any:
-        raise Uncapturable("no room") from (torch.OutOfMemoryError() if passing else RuntimeError())
-
-    monkeypatch.setattr(device.recorder, "record", record)
-    entries = [entry[:2] for entry in pool()[:1]]
-    device.generate(entries, random.Random(0))
-    assert device.blocks.unrecorded["no room"] > 0
-    monkeypatch.setattr(device.recorder, "record", plain)
-    device.generate(entries, random.Random(0))
-    assert bool(device.blocks._blocks) is passing
 
 
 def test_without_triton_and_beside_a_method_of_the_host_blocks_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
