@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +29,10 @@ T = TypeVar("T")
 
 LONG_TEXT, LONG_WORD = 64 * 1024, 128
 """Characters, or token ids, that take some 20 ms to be tokenized or looked through; as how many a bad word counts."""
+
+
+STOP_SECONDS = 30.0
+"""For an engine to end its step when everything is cancelled; one that hangs keeps no process from ending."""
 
 
 class EngineStopped(RuntimeError):
@@ -160,7 +166,11 @@ class AsyncLLM:
             self.state = "draining" if drain else "cancelling"
             self._changed.notify()
         self.llm.grammars.close()
-        await asyncio.to_thread(self._thread.join)
+        end = math.inf if drain else time.monotonic() + STOP_SECONDS
+        while self._thread.is_alive() and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        if self._thread.is_alive():
+            log.critical("the engine does not stop; it is left behind")
 
     @property
     def ready(self) -> bool:

@@ -102,10 +102,10 @@ class Renderer:
 
 def serve() -> None:
     """Answer the trials of standard input, one after another."""
+    os.nice(10)  # threads of the engine wait for each other: one that lines up here holds all of them up
     settings = json.loads(sys.stdin.readline())
     seconds, gives_way = settings.pop("seconds"), settings.pop("gives_way")
     work, prepared = Renderer(**settings) if "templates" in settings else Compiler(**settings), False
-    os.nice(10)  # threads of the engine wait for each other: one that lines up here holds all of them up
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
     if sys.platform == "linux":

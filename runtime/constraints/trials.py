@@ -65,7 +65,8 @@ class Trials:
         """End the process with the trial that it runs, and run no more; from any thread."""
         self._closed, process = True, self._process
         if process and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may end meanwhile
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _ask(self, field: str, text: str) -> str:
         """One line of the process, which is started if need be; empty if it has ended."""

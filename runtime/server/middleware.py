@@ -146,6 +146,9 @@ class Guard:
             if self._body_bytes > BODIES_AT_ONCE * most:
                 problem = "too many large requests are being sent; try again"
                 raise ApiError(503, problem, code="unavailable", headers={**_CLOSE, "retry-after": "1"})
+            if complete:  # it may have come with many others
+                async with self._one_per_turn:
+                    await asyncio.sleep(0)
             return message
 
         return limited

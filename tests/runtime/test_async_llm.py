@@ -187,6 +187,19 @@ async def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_c
         assert isinstance(caught.value.__cause__, AssertionError)
 
 
+async def test_an_engine_that_hangs_keeps_no_process_from_ending(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.async_llm.STOP_SECONDS", 0.1)
+    gate, engine = Gate(llm), AsyncLLM(llm)
+    engine.start()
+    stream = await engine.submit(PROMPTS[0], LONG)
+    await asyncio.to_thread(until, lambda: gate.holds)
+    async with asyncio.timeout(PATIENCE):
+        await engine.close(drain=False)
+    gate.open()
+    assert (await stream.result()).finish_reason == "cancelled"
+    await engine.close()
+
+
 async def test_closing_drains_and_then_refuses(llm: LLM) -> None:
     engine = AsyncLLM(llm)
     with pytest.raises(EngineStopped, match="new"):
