@@ -2,6 +2,7 @@
 FROM python:3.11-slim
 # an index with PyTorch's builds for CPUs; without it, pip takes the build for CUDA
 ARG TORCH_INDEX=
+ARG EXTRAS=serve,openvino,gpu
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY engines engines
@@ -9,7 +10,7 @@ COPY export export
 COPY mtad mtad
 COPY runtime runtime
 # with CUDA, Triton compiles its launcher in C at its first launch
-RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '.[serve]' \
+RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[$EXTRAS]" \
     && if [ -z "$TORCH_INDEX" ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev; fi \
     && rm -rf /var/lib/apt/lists/* && useradd --create-home mtad
 USER mtad

@@ -9,6 +9,9 @@ COPY engines engines
 COPY export export
 COPY mtad mtad
 COPY runtime runtime
+ENV PIP_BREAK_SYSTEM_PACKAGES=1
 # the kernels' launcher is compiled in C at their first launch
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
     && pip install --no-cache-dir --constraint constraints.txt '.[serve,gpu]'
+# the decoding rules, for CPUs of the kind that builds the image; others compile them once more, when they start
+RUN python3 -c "from runtime.decoder.host_runner import compile_rules; compile_rules()"

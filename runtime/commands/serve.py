@@ -73,7 +73,7 @@ def main() -> None:
     limits = given_options(options, ServerOptions, LIMIT_FIELDS)
     folder = find_pair(options)
     settings = ServerOptions(  # whatever is wrong is refused before an engine is opened or a process started
-        model=options.model or folder.resolve().name,
+        model=options.model or Path(os.path.abspath(folder)).name,  # of a link, which an update leads elsewhere
         api_keys=keys,
         max_body_bytes=parse_bytes(options.max_body, "max-body"),
         **limits | {"allowed_host": (options.host, *limits.get("allowed_host", ()))},
