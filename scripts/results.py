@@ -35,13 +35,18 @@ Rows = Sequence[Sequence[str]]
 """Lines of a table, of equally many cells each; the first line is the heading."""
 
 TABLE = re.compile(r"<!-- ([\w/-]+\.json) ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
-BEFORE: dict[str, Any] = {"commit": None, "load_before": os.getloadavg()[0]}
-"""As it was when the measuring program began: what it runs is of that commit, and the load is not its own."""
-if shutil.which("git"):
-    asked = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
-    found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    BEFORE["commit"] = found.strip() or None
 METHODS_TABLE = re.compile(r"^\| `method` \| draft .*\n(\|.*\n)+", re.MULTILINE)
+
+
+def _commit() -> str | None:
+    if not shutil.which("git"):
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+BEFORE: dict[str, Any] = {"commit": _commit(), "load_before": os.getloadavg()[0]}
+"""As it was when the measuring program began: what it runs is of that commit, and the load is not its own."""
 
 
 def table(rows: Rows) -> str:

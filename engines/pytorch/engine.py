@@ -15,7 +15,7 @@ from engines.base import Engine, EngineSpec, Step
 from engines.cache.paged import PageCache
 from engines.placement import Placement
 from engines.pytorch.attention import require
-from engines.pytorch.experts import GATHERED
+from engines.pytorch.experts import ON_GPU
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import StepModel, freeze_rope
 from engines.pytorch.masked_attention import KERNEL, NAME
@@ -74,7 +74,7 @@ class TorchEngine(Engine):
         freeze_rope(source)
         if fused and attention == "triton":
             fuse(source)
-        experts = "eager" if self.device.type == "cpu" else GATHERED
+        experts = "eager" if self.device.type == "cpu" else ON_GPU
         self.model = StepModel(source, KERNEL if attention == "triton" else NAME, experts)
 
     def step(self, step: Step) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-GROUPED, GATHERED = "mtad", "mtad_gathered"
-"""Under these names `grouped` and `gathered` are registered with transformers."""
+GROUPED, ON_GPU = "mtad", "mtad_gpu"
+"""Under these names `grouped` and `on_gpu` are registered with transformers."""
 
 
 def grouped(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -56,17 +56,15 @@ def grouped(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tens
 with contextlib.suppress(ImportError):  # transformers 4 has loops of its own
     from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward, grouped_mm_experts_forward
 
-    def gathered(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """The same for a GPU: gathers the weights of each token's experts, unless those were more than all there are.
+    def on_gpu(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """The same for a GPU. The weights of each token's experts are gathered, unless that would copy more than all.
 
         Mixtral 8x7B would gather 120 GB per layer for 256 tokens. `grouped_mm` gathers none; where torch has no kernel
         for it, it asks the device for a number, which no capture allows.
         """
         few = chosen.numel() <= module.num_experts
-        found: Tensor = (batched_mm_experts_forward if few else grouped_mm_experts_forward)(
-            module, hidden, chosen, shares
-        )
-        return found
+        compute: Any = batched_mm_experts_forward if few else grouped_mm_experts_forward
+        return compute(module, hidden, chosen, shares)  # type: ignore[no-any-return]
 
     ExpertsInterface.register(GROUPED, grouped)
-    ExpertsInterface.register(GATHERED, gathered)
+    ExpertsInterface.register(ON_GPU, on_gpu)

@@ -40,7 +40,7 @@ class Packing(NamedTuple):
         offset: what is added to stored zero points.
         symmetric: whether there are none, but the middle of the range.
         in_order: whether groups are neighbours; else columns were ordered by the size of activations.
-        group: columns of a group; below 1, a row is one.
+        group: columns of a group; below 1, as the scales say.
     """
 
     method: str
@@ -95,7 +95,10 @@ class Packing(NamedTuple):
             numbers = numbers.T if self.method == "awq" else _numbers(numbers.T)
             zeros = zeros.T + self.offset & 15
         if self.in_order and self.method != "gptq":  # whose files say it
-            groups = torch.arange(numbers.shape[1]) // (self.group if self.group > 0 else numbers.shape[1])
+            size = self.group if self.group > 0 else -(-numbers.shape[1] // scales.shape[1])
+            groups = torch.arange(numbers.shape[1]) // size
+            if groups[-1] + 1 != scales.shape[1]:
+                raise ValueError(f"{scales.shape[1]} scales for groups of {size} of {numbers.shape[1]} columns")
         else:
             groups = get("weight_g_idx" if self.method == "compressed-tensors" else "g_idx").long()
         return Packed(numbers, scales, zeros, groups)

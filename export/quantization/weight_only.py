@@ -102,7 +102,7 @@ def _as_blocks(packed: Packed) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     (count, columns), groups = packed.numbers.shape, packed.scales.shape[1]
     block = block_size(columns // groups)
     if columns // groups % block or (packed.groups != torch.arange(columns) // (columns // groups)).any():
-        problem = f"its weights have {groups} groups of {columns} columns, which must be alike; give float32"
+        problem = f"its {columns} columns are in {groups} groups, which MatMulNBits cannot have; give float32"
         raise InvalidInput("precision", "int4", problem)
 
     def joined(numbers: torch.Tensor) -> np.ndarray:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from importlib import import_module
-from pathlib import Path
+from io import TextIOWrapper
 
 from mtad import __version__
 
@@ -44,25 +44,24 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what an encoding lacks is no error
-    sys.stdin = sys.stdin or Path(os.devnull).open()  # noqa: SIM115
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what an encoding lacks is no error
     try:
         try:
             _run()
         finally:
-            sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+            print(end="", flush=True)
+    except (Exception, KeyboardInterrupt) as error:
+        if not (interrupted or isinstance(error, OSError)):
+            raise
+        if isinstance(error, OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         if isinstance(error, BrokenPipeError):
             sys.exit(141)
-        print(f"mtad: failed: {error}", file=sys.stderr)
-        sys.exit(1)
-    except (Exception, KeyboardInterrupt):
-        if not interrupted:
-            raise
-        print("mtad: interrupted", file=sys.stderr)
-        sys.exit(130)
+        print("mtad: interrupted" if interrupted else f"mtad: failed: {error}", file=sys.stderr)
+        sys.exit(130 if interrupted else 1)
 
 
 def _run() -> None:

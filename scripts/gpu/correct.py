@@ -165,9 +165,10 @@ def pages(run: Run) -> None:
     params = DecodingParams(method="block", draft_len=4, ignore_eos=True, max_tokens=columns - 112, seed=1)
     llm = open_llm(pair, captured=True)
     alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:requests]]
-    caches = [own.cache for own in (pair.target, pair.auxiliary)]
+    caches: list[Any] = [own.cache for own in (pair.target, pair.auxiliary)]
     for cache in caches:
         cache.allocate_pages(requests * columns // KV_PAGE // 2)
     llm = open_llm(pair, captured=True)
     run.compare_texts("few pages = alone", llm.generate(PROMPTS[:requests], params), alone)
     run.compare("nobody gave way", float(llm.loop.totals.preemptions == 0), 0, "")
+    run.compare("a row keeps pages", float(any(cache.table.owned.any() for cache in caches)), 0, "")

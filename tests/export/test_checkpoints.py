@@ -117,8 +117,13 @@ def test_a_short_last_group_has_its_own_scale_and_no_place_in_an_int4_engine() -
     weights = WEIGHTS | {"group_size": 128, "symmetric": True}
     packed = Packing.of(COMPRESSED | {"config_groups": {"0": {"weights": weights}}}).read(parts.__getitem__)
     assert packed.groups.tolist() == [0] * 128 + [1] * 64
+    unsaid = COMPRESSED | {"config_groups": {"0": {"weights": weights | {"group_size": None}}}}
+    assert Packing.of(unsaid).read(parts.__getitem__).groups.tolist() == [0] * 96 + [1] * 96
+    wrong = COMPRESSED | {"config_groups": {"0": {"weights": weights | {"group_size": 64}}}}
+    with pytest.raises(ValueError, match="2 scales for groups of 64 of 192 columns"):
+        Packing.of(wrong).read(parts.__getitem__)
     assert torch.equal(packed.matrix(), (numbers.float() - 8) * torch.tensor([1.0] * 128 + [2.0] * 64))
-    with pytest.raises(InvalidInput, match="2 groups of 192 columns"):
+    with pytest.raises(InvalidInput, match="192 columns are in 2 groups"):
         _as_blocks(packed)
 
 

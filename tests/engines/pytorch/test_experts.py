@@ -9,7 +9,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from engines.pytorch import experts
-from engines.pytorch.experts import GATHERED
+from engines.pytorch.experts import ON_GPU
 from tests.support.families import GROUPED
 
 
@@ -31,6 +31,6 @@ def test_weights_are_gathered_only_while_they_are_no_more_than_there_are(
         given = torch.arange(3, 3 + tokens)[None]
         model.set_experts_implementation("eager")
         plain = model(given).logits
-        model.set_experts_implementation(GATHERED)
+        model.set_experts_implementation(ON_GPU)
         torch.testing.assert_close(model(given).logits, plain, rtol=1e-4, atol=1e-5)
     assert called == [expected] * 2, "of both layers"

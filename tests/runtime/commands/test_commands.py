@@ -87,6 +87,7 @@ def test_a_reader_that_goes_away_ends_a_command_quietly() -> None:
     [
         ("PYTHONIOENCODING=ascii {} 'print(chr(8364))'", ("\\u20ac\n", ""), 0),
         ("{} 'print(sys.stdin.read())' <&-", ("\n", ""), 0),
+        ("{} 'print(1)' >&-", ("", ""), 0),
         ("{} 'print(1)' > /dev/full", ("", "mtad: failed: [Errno 28] No space left on device\n"), 1),
     ],
 )
