@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.commands.terminal import answer
+from runtime.scheduler.request import RequestFailed
 from tests.support.commands import OPTIONS, Run, assert_refused
 from tests.support.paths import ROOT
 from tests.support.waiting import PATIENCE, until
@@ -61,6 +62,23 @@ def test_a_chat_whose_answers_may_fill_a_row_reads_questions_all_the_same(
     )
     ran = run("chat", pair_folders("torch"), *options, stdin=b"Where?")
     assert (ran.code, "not answered" in ran.err) == (0, False), ran.err
+
+
+def test_a_chat_goes_on_after_an_answer_that_failed(
+    run: Run, template: Path, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+
+    async def failing(*given: Any, **named: Any) -> str:
+        asked.append(1)
+        if len(asked) == 1:
+            raise RequestFailed("request 0 failed: no token is allowed")
+        return await answer(*given, **named)
+
+    monkeypatch.setattr("runtime.commands.chat.answer", failing)
+    ran = run("chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, stdin=b"Where?\nWhere?")
+    assert (ran.code, len(asked), bool(ran.out)) == (0, 2, True)
+    assert "not answered: request 0 failed: no token is allowed\n" in ran.err
 
 
 def test_a_cleared_chat_begins_anew(
