@@ -74,7 +74,6 @@ class Memory:
 
     @property
     def cache(self) -> int:
-        """Keys and values of all rows."""
         return self.rows * self.row + self.pages * self.page
 
     def within(self, size: int | str) -> Memory:

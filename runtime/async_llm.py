@@ -67,7 +67,7 @@ class AsyncLLM:
         self._cancelled = deque[Request]()  # added to without the lock
         self.turn = Turn()
         self._long_texts = RestingThread(self.turn)
-        self._prepared = False
+        self._prepared, self._give_up = False, math.inf
         self._thread = threading.Thread(target=self._run, name="mtad-engine", daemon=True)
 
     async def __aenter__(self) -> Self:
@@ -163,11 +163,12 @@ class AsyncLLM:
                 self.state = "stopped"
             if self.state == "stopped":
                 return
-            self.state = "draining" if drain else "cancelling"
+            self.state = "draining" if drain and self.state != "cancelling" else "cancelling"
             self._changed.notify()
         self.llm.grammars.close()
-        end = math.inf if drain else time.monotonic() + STOP_SECONDS
-        while self._thread.is_alive() and time.monotonic() < end:
+        if self.state == "cancelling":
+            self._give_up = min(self._give_up, time.monotonic() + STOP_SECONDS)
+        while self._thread.is_alive() and time.monotonic() < self._give_up:
             await asyncio.sleep(0.01)
         if self._thread.is_alive():
             log.critical("the engine does not stop; it is left behind")

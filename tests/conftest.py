@@ -95,13 +95,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
     """Torch computes on one thread, here and in subprocesses: tests fill the cores, and more threads only wait."""
     import torch
 
-    torch.set_num_threads(1)  # anew, since an engine that a test opens may set another number
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread_again(one_thread: None) -> None:
+    """An engine that a test before has opened may have set another number."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

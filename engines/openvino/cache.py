@@ -61,7 +61,6 @@ class OpenVinoCache(KvCache):
         self._allocate()
 
     def grow(self) -> None:
-        """Have memory for all pages, those of beams included."""
         if min(map(len, self._caches)) <= self.blank + self.columns.beams.count:
             self._allocate()
 

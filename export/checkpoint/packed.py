@@ -66,9 +66,10 @@ class Packing(NamedTuple):
                 form = "transforms"
             if first.get("input_activations") or any(other["weights"] != weights for other in others):
                 form = "several schemes, or quantized activations"
-        if described.get("dynamic"):  # of GPTQModel: other widths for some matrices
-            form = "several widths"
         bits = weights["num_bits"]
+        rules = (described.get("dynamic") or {}).items()  # of GPTQModel, where -: leaves matrices as they are
+        if any(not name.startswith("-:") and rule.get("bits", bits) != bits for name, rule in rules):
+            form = "several widths"
         ordered = described.get("desc_act") or weights.get("actorder") in ("group", "dynamic")
         if form not in FORMS.get(method, ()) or bits != 4:
             known = ", ".join(f"{name} ({' or '.join(forms)})" for name, forms in FORMS.items())

@@ -56,7 +56,7 @@ def main() -> None:
     except (Exception, KeyboardInterrupt) as error:
         if not (interrupted or isinstance(error, OSError)):
             raise
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and sys.stdout:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         if isinstance(error, BrokenPipeError):
             sys.exit(141)

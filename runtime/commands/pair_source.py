@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import re
 import sys
 from contextlib import nullcontext
@@ -97,8 +96,7 @@ def _exported(target: str, auxiliary: str | None, given: dict[str, Any]) -> Path
     name = "+".join(re.sub(r"[^\w.-]+", "-", Path(source).name) for source in sources)
     folder = cache_folder() / "pairs" / f"{name}-{digest}"
 
-    fixed = (folder / "pair.json").exists() and not os.access(folder.parent, os.W_OK)
-    with nullcontext() if fixed else FileLock(f"{folder}.lock"):  # others find it done
+    with nullcontext() if (folder / "pair.json").exists() else FileLock(f"{folder}.lock"):  # others find it done
         export_pair(folder, ExportOptions(target, auxiliary, **given), overwrite=True, progress=print_stage)
     print(f"pair: {folder}", file=sys.stderr, flush=True)
     return folder

@@ -31,18 +31,19 @@ class KvCaches:
         self._engines = auxiliary.engine, target.engine
         each = zip((engine.cache for engine in self._engines), ("auxiliary_cached", "target_cached"), strict=True)
         self._paged = [(cache, held) for cache, held in each if cache.pages]
+        self._token = object()  # in place of this object, which would keep the engines as long as they keep it
 
     @property
     def ours(self) -> bool:
         """Whether no other `LLM` of the pair has claimed the rows since `claim`."""
-        return all(engine.cache.user is self for engine in self._engines)
+        return all(engine.cache.user is self._token for engine in self._engines)
 
     def claim(self) -> None:
         """Use the rows from now on; what requests of another `LLM` held in them goes."""
-        for cache in (engine.cache for engine in self._engines if engine.cache.user is not self):
+        for cache in (engine.cache for engine in self._engines if engine.cache.user is not self._token):
             for row in range(cache.rows):
                 cache.release(row)
-            cache.user = self
+            cache.user = self._token
 
     def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
         """Whether there is memory for the tokens of requests, by row, and for `lookahead` columns behind each."""

@@ -65,7 +65,6 @@ class Counts:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens per target pass."""
         return self.tokens / self.target_passes if self.target_passes else 0.0
 
     @property

@@ -195,6 +195,7 @@ async def test_an_engine_that_hangs_keeps_no_process_from_ending(llm: LLM, monke
     await asyncio.to_thread(until, lambda: gate.holds)
     async with asyncio.timeout(PATIENCE):
         await engine.close(drain=False)
+        await engine.close()  # does not wait once more
     gate.open()
     assert (await stream.result()).finish_reason == "cancelled"
     await engine.close()

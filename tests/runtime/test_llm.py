@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -155,6 +156,14 @@ def test_llms_of_one_pair_take_turns_and_one_that_does_not_loses_its_own_request
         other.step()
     assert kept.tokens == alone[0], "nobody wrote to its row"
     assert llm.generate("S", BASE)[0].token_ids == alone[1]
+
+
+def test_an_llm_that_nobody_holds_takes_no_memory(pair_folders: Callable[[str], Path]) -> None:
+    held = LLM(pair_folders("onnx"), RuntimeConfig(threads=1))
+    held.generate("S", BASE)
+    target = weakref.ref(held.pair.target)
+    del held
+    assert target() is None
 
 
 def test_threads_that_generate_at_once_get_their_texts_one_after_another(llm: LLM) -> None:

@@ -148,7 +148,6 @@ def test_a_checkpoint_is_exported_once_whatever_its_pair_is_opened_with_and_by_o
 
     def exported(folder: Path, *_: object, **__: object) -> bool:
         folders.append(folder)
-        (folder / "pair.json").mkdir(parents=True, exist_ok=True)
         with pytest.raises(Timeout):
             FileLock(f"{folder}.lock").acquire(timeout=0)
         return False
