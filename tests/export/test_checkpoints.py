@@ -103,7 +103,7 @@ FORMS: dict[str, tuple[Pack, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("method", FORMS)
 def test_packed_matrices_are_what_their_library_says(method: str, tmp_path: Path) -> None:
-    left_alone = {"dynamic": {"-:.*lm_head.*": {}}} if method == "gptq" else {}
+    left_alone: Any = {"dynamic": {"-:.*lm_head.*": {}}} if method == "gptq" else {}
     expected = write_packed(tmp_path / "packed", *FORMS[method], **left_alone)
     found = find("target", str(tmp_path / "packed"))
     read, loaded = found.weights(), found.load(torch.float32).state_dict()
