@@ -82,6 +82,8 @@ async def converse(
                 ids = await fitting_prompt(engine.llm, template, asked, len(first), params.max_tokens)
                 text = await answer(engine, ids, params, colour, fit=True)
             except (InvalidInput, RequestFailed) as error:
+                if engine.cause:  # it answers nobody any more
+                    raise
                 print(f"not answered: {error}", file=sys.stderr, flush=True)
                 continue
             messages = [*asked, {"role": "assistant", "content": text}]

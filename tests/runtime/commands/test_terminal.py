@@ -64,21 +64,23 @@ def test_a_chat_whose_answers_may_fill_a_row_reads_questions_all_the_same(
     assert (ran.code, "not answered" in ran.err) == (0, False), ran.err
 
 
-def test_a_chat_goes_on_after_an_answer_that_failed(
-    run: Run, template: Path, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_chat_goes_on_after_an_answer_that_failed_unless_the_engine_is_gone(
+    gone: bool, run: Run, template: Path, pair_folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
 
     async def failing(*given: Any, **named: Any) -> str:
         asked.append(1)
         if len(asked) == 1:
+            given[0].cause = RuntimeError() if gone else None
             raise RequestFailed("request 0 failed: no token is allowed")
         return await answer(*given, **named)
 
     monkeypatch.setattr("runtime.commands.chat.answer", failing)
     ran = run("chat", pair_folders("torch"), "--chat-template", template, *OPTIONS, stdin=b"Where?\nWhere?")
-    assert (ran.code, len(asked), bool(ran.out)) == (0, 2, True)
-    assert "not answered: request 0 failed: no token is allowed\n" in ran.err
+    assert (ran.code, len(asked), bool(ran.out)) == ((1, 1, False) if gone else (0, 2, True))
+    assert f"{'failed' if gone else 'not answered'}: request 0 failed: no token is allowed\n" in ran.err
 
 
 def test_a_cleared_chat_begins_anew(
