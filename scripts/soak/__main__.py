@@ -181,8 +181,7 @@ def main() -> None:
     attacks = 60 * options.minutes
     quiet, attacked, count = (2, 6, len(METHODS)) if options.quick else (60, attacks, 4 * len(METHODS))
     folder = options.results or (ROOT / "build" / "results" if options.quick else RESULTS)
-    several = {1: "", 2: "-replicas"}.get(options.replicas, f"-replicas-{options.replicas}")
-    path = folder / f"soak{several}{'-proxy' if options.proxy else ''}.json"
+    path = folder / f"soak{'-replicas' * (options.replicas > 1)}{'-proxy' * options.proxy}.json"
     started = (
         ("--replicas", str(options.replicas), "--replica-cpus", "0.1", "--stall-seconds", "10")
         if options.replicas > 1
