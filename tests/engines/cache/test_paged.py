@@ -135,3 +135,12 @@ def test_a_pair_that_is_opened_once_keeps_one_pool_however_many_runtimes_it_has(
     LLM(pair, RuntimeConfig(prefix_tokens=256)).generate(prompt, short)
     assert llm.generate(prompt, short)[0].token_ids == tokens[0], "what was recorded on a smaller pool is not launched"
     check_loop(llm.loop)
+
+
+def test_a_row_that_drafts_nothing_beside_another_writes_to_no_page_that_rows_share(pair: Pair) -> None:
+    small = LLM(pair, RuntimeConfig(max_draft_len=1, max_beam_width=1))
+    both = [replace(PARAMS, method=method, draft_len=1) for method in ("sample", "speculative")]
+    small.generate([[5] * 40] * 2, both)
+    cache = pair.auxiliary.cache
+    assert isinstance(cache, PageCache)
+    assert not cache.by_page(cache.kv)[:, :, :, EMPTY].any()
