@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from engines.cache.base import KvCache
@@ -46,13 +47,13 @@ class EngineSpec:
     """
 
     architecture: str
-    layers: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
+    layers: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
     dtype: str
-    rows: int
-    capacity: int
+    rows: PositiveInt
+    capacity: PositiveInt
     eos_token_ids: tuple[int, ...]
     format: str
     checkpoint_hash: str

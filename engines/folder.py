@@ -12,13 +12,13 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from engines.base import KV_PAGE, Engine, EngineSpec, input_shapes
 from engines.kinds import ATTENTION, FORMATS, PRECISIONS
 from engines.memory import format_bytes
 from engines.placement import ONE_CORE, Placement
-from engines.tensorrt_plan import TensorRtPlan
 from mtad.errors import Failed, InvalidInput, no_folder, refused_as
 
 VERSION = 1
@@ -82,29 +82,26 @@ def read_spec(folder: Path) -> EngineSpec:
     values = read_json(folder, "engine.json")
     if wrong := sorted(values.keys() ^ {field.name for field in fields(EngineSpec)}):
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
-    ends = values["eos_token_ids"]
-    if not isinstance(ends, list) or not all(isinstance(token, int) for token in ends):
-        raise InvalidInput("engine.json eos_token_ids", ends, "not a list of integers; export again")
-    for name in ("layers", "kv_heads", "head_dim", "vocab_size", "rows", "capacity"):
-        if type(values[name]) is not int or values[name] < 1:
-            raise InvalidInput(f"engine.json {name}", values[name], "not a positive integer; export again")
-    if values["capacity"] % KV_PAGE:
-        raise InvalidInput("engine.json capacity", values["capacity"], f"not a multiple of {KV_PAGE}; export again")
+    try:
+        spec = TypeAdapter(EngineSpec).validate_json(json.dumps(values), strict=True)
+    except ValidationError as found:
+        error = found.errors()[0]
+        field = " ".join(map(str, ("engine.json", *error["loc"])))
+        raise InvalidInput(field, error["input"], f"{error['msg'].lower()}; export again") from None
+    if spec.capacity % KV_PAGE:
+        raise InvalidInput("engine.json capacity", spec.capacity, f"not a multiple of {KV_PAGE}; export again")
     for name, known in (("format", FORMATS), ("precision", PRECISIONS), ("attention", ATTENTION)):
         if values[name] not in known:
             raise InvalidInput(f"engine.json {name}", values[name], f"known: {', '.join(known)}; export again")
-    if values["dtype"] != PRECISIONS[values["precision"]]:
-        problem = f"not that of precision {values['precision']}; export again"
-        raise InvalidInput("engine.json dtype", values["dtype"], problem)
-    plan = values["plan"]
-    format = FORMATS[values["format"]]
-    if (plan is not None) != (format.stored == "plan") or not isinstance(plan, dict | None):
-        raise InvalidInput("engine.json plan", plan, f"does not match the format {values['format']}; export again")
+    if spec.dtype != PRECISIONS[spec.precision]:
+        raise InvalidInput("engine.json dtype", spec.dtype, f"not that of precision {spec.precision}; export again")
+    format = FORMATS[spec.format]
+    if (spec.plan is not None) != (format.stored == "plan"):
+        raise InvalidInput("engine.json plan", values["plan"], f"unlike the format {spec.format}; export again")
     for file in format.files:
         if not (folder / file).is_file():
             raise InvalidInput("folder", str(folder), f"{file} is missing; export again")
-    made = {"eos_token_ids": tuple(ends), "plan": None if plan is None else TensorRtPlan.from_dict(plan)}
-    return EngineSpec(**values | made)
+    return spec
 
 
 def open_engine(folder: Path | str, placement: Placement = ONE_CORE, rows: int | None = None) -> Engine:

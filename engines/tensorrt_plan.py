@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import ClassVar
 
 import torch
+from pydantic import ConfigDict, PositiveInt
 
 from engines.kinds import FORMATS
 from mtad.errors import InvalidInput, imported
@@ -38,27 +38,14 @@ class TensorRtPlan:
         prefill_tokens: most tokens of the profile for prompts, which runs one row.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     version: str
     gpu: str | None
     compute_capabilities: tuple[str, ...]
-    decode_rows: int
-    decode_tokens: int
-    prefill_tokens: int
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TensorRtPlan:
-        """A plan as `engine.json` has it.
-
-        Raises:
-            InvalidInput: something is missing, unknown or of another type.
-        """
-        sizes = ("decode_rows", "decode_tokens", "prefill_tokens")
-        kinds: dict[str, Any] = {"version": str, "gpu": str | None, "compute_capabilities": list}
-        kinds |= dict.fromkeys(sizes, int)
-        whole = values.keys() == kinds.keys() and all(isinstance(values[name], kind) for name, kind in kinds.items())
-        if not whole or min(values[name] for name in sizes) < 1:
-            raise InvalidInput("engine.json plan", dict(values), "not a description of a plan; export again")
-        return cls(**{**values, "compute_capabilities": tuple(values["compute_capabilities"])})
+    decode_rows: PositiveInt
+    decode_tokens: PositiveInt
+    prefill_tokens: PositiveInt
 
 
 def load_runtime(format: str) -> ModuleType:

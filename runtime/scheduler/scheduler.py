@@ -102,7 +102,7 @@ class Scheduler:
     @property
     def room_for_tokens(self) -> int:
         """Tokens that prompt and text of a request may have together."""
-        return self.capacity - max(2, self.max_draft_len * self.max_beam_width)  # two: see `mtad.step_inputs.first_inputs`
+        return self.capacity - max(2, self.max_draft_len * self.max_beam_width)  # at least what `first_inputs` runs
 
     @property
     def lookahead(self) -> int:
