@@ -107,10 +107,14 @@ class Checkpoint:
             model = self._unpacked(dtype) if self.packing is not None else self._loaded(dtype)
         if self.adapter is not None:
             with refused_as(self.name, str(self.adapter), "the adapter cannot be merged"), warnings.catch_warnings():
-                from peft import PeftModel
+                from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
                 warnings.filterwarnings("error", "Found missing adapter keys")  # of which nothing would be merged
-                model = PeftModel.from_pretrained(model, str(self.adapter)).merge_and_unload()
+                adapted = PeftModel.from_pretrained(model, str(self.adapter))
+                unknown = set_peft_model_state_dict(adapted, load_peft_weights(str(self.adapter))).unexpected_keys
+                if unknown:
+                    raise ValueError(f"its base model has no place for {len(unknown)} weights, such as {unknown[0]}")
+                model = adapted.merge_and_unload()
         return model.eval()
 
     def _loaded(self, dtype: torch.dtype | str) -> PreTrainedModel:

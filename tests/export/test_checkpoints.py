@@ -62,6 +62,10 @@ def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -
         find("target", str(adapter))
     (adapter / "model.safetensors").unlink()
     own = load_file(adapter / "adapter_model.safetensors")
+    deeper = {name.replace("layers.1.", "layers.7."): part.clone() for name, part in own.items()}
+    save_file(own | deeper, adapter / "adapter_model.safetensors")
+    with pytest.raises(InvalidInput, match=r"no place for \d+ weights, such as .*layers\.7"):
+        find("target", str(adapter)).load(torch.float32)
     save_file({f"_orig_mod.{name}": part for name, part in own.items()}, adapter / "adapter_model.safetensors")
     with pytest.raises(InvalidInput, match="cannot be merged: Found missing adapter keys"):
         find("target", str(adapter)).load(torch.float32)
