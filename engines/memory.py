@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pydantic import ByteSize
+
 from mtad.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -113,8 +115,4 @@ def parse_bytes(size: int | str, field: str = "memory") -> int:
 
 def format_bytes(size: int) -> str:
     """A size as people read it, such as `1.5 GiB`."""
-    value, units = float(size), ["TiB", "GiB", "MiB", "KiB", "B"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop()
-    return f"{value:.0f} {units[-1]}" if value >= 100 or units[-1] == "B" else f"{value:.1f} {units[-1]}"
+    return ByteSize(size).human_readable(separator=" ")

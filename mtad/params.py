@@ -329,8 +329,6 @@ class DecodingParams:
         Another method than the base's does not inherit the threshold, which means something else to each.
         """
         for name in values:
-            if name == "speculation":
-                raise InvalidInput(name, values[name], "no longer there; give draft_len a number, or auto")
             if name not in cls.__dataclass_fields__:
                 known = ", ".join(sorted(cls.__dataclass_fields__))
                 raise InvalidInput(name, values[name], f"unknown decoding parameter; known: {known}")

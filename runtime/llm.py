@@ -33,7 +33,7 @@ from runtime.pair import Pair, open_pair
 from runtime.prompts import Prompt, several, token_ids
 from runtime.scheduler.request import Request, Result, TokenScore
 from runtime.scheduler.scheduler import Scheduler
-from runtime.scheduler.thoughts import Thoughts, known_tags, opened
+from runtime.scheduler.thoughts import Thoughts, ends_with, known_tags
 from runtime.speculation.lengths import variants
 
 if TYPE_CHECKING:
@@ -242,7 +242,10 @@ class LLM:
         opening, closing = (self.tokenize(tag, special_tokens=False) for tag in tags)
         if not (opening and closing):
             raise InvalidInput("thinking_tags", tags, "the tokenizer makes no tokens of one of them")
-        return Thoughts(opening, closing, opened(prompt, opening, self.pair.tokenizer), params.thinking_token_budget)
+        inside, closed = (ends_with(prompt, tag, self.pair.tokenizer) for tag in (opening, closing))
+        if closed and params.constrained:  # the prompt has a thought already: the answer is next, where tags are text
+            return None
+        return Thoughts(opening, closing, inside, params.thinking_token_budget, params.constrained)
 
     def add(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Request:
         """Queue one request.

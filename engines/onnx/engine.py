@@ -54,9 +54,6 @@ class OnnxRuntimeEngine(Engine):
         graph: the file in the folder that is run.
         packed: whether rows are as close together as the longest of them allows (`ColumnCache`).
         stream: the stream of a GPU that the session runs on; default: it runs on the CPU.
-
-    Raises:
-        InvalidInput: the GPU does not run all of the graph.
     """
 
     cache: ColumnCache

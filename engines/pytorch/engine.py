@@ -46,9 +46,6 @@ class TorchEngine(Engine):
 
     Attributes:
         model: what runs, with the checkpoint's own model inside.
-
-    Raises:
-        InvalidInput: the attention cannot run (`engines.pytorch.attention.require`).
     """
 
     capturable = True

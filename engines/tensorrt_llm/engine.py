@@ -26,12 +26,7 @@ from engines.tensorrt_llm.library import load_plugins
 
 
 def open_tensorrt_llm(folder: Path, spec: EngineSpec, placement: Placement) -> TensorRTLLMEngine:
-    """Open a plan of TensorRT-LLM, if it runs here. On a GPU: not executed.
-
-    Raises:
-        InvalidInput: TensorRT or the library's plugins are missing or of another version, or there is no GPU, or it is
-            not the plan's. Found out before the plugins are asked for anything: their errors end the process.
-    """
+    """Open a plan of TensorRT-LLM, if it and the plugins run here; see `runtime_of`. On a GPU: not executed."""
     trt, device = runtime_of(spec, placement)
     load_plugins()
     return TensorRTLLMEngine(folder, spec, trt, device)

@@ -16,7 +16,7 @@ from mtad.constrain import Floats, Ints, Terms, constrain
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.constraints.bad_words import BadWords
-from runtime.constraints.follower import Follower, Grammar
+from runtime.constraints.follower import Bits, Follower, Grammar, contains
 from runtime.constraints.grammar import Grammars
 
 KEPT_WORDS = 256
@@ -86,6 +86,7 @@ class Constraint:
         if params.constrained:
             grammar = grammar or maker.grammars.compile(params)
             self._follower = Follower(grammar, maker.vocab_size, maker.grammars.eos, params, self.words)
+        self._tag: tuple[int, ...] = ()  # what is left of the tag with which the text may begin, or has begun
         self.generated = 0
         self.tail: tuple[int, ...] = ()
         bias = params.logit_bias
@@ -102,6 +103,16 @@ class Constraint:
         """What follows the grammar, where it holds now."""
         return None if self.thinking else self._follower
 
+    def begin(self, thinking: bool, tag: Sequence[int]) -> None:
+        """Before the text: whether it begins inside a thought, else with which tag it may open one.
+
+        No grammar holds for thoughts, so where it does not allow the tag's first token, that is allowed besides.
+        """
+        self.thinking = thinking
+        possible = not self.words or all(contains(self.words.allowed(tuple(tag[:n])), one) for n, one in enumerate(tag))
+        if self.follower and possible and not contains(self.follower.allowed(()), tag[0]):
+            self._tag = tuple(tag)
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Append committed tokens: those of the block that the text keeps, an end-of-sequence token included.
 
@@ -115,8 +126,11 @@ class Constraint:
         if len(self._counts):
             np.add.at(self._counts, tokens, 1)
             self._seen[tokens] = True
-        if self._follower is not None and self.thinking:
+        in_tag, self._tag = tuple(tokens) == self._tag[: len(tokens)], self._tag[len(tokens) :]
+        if self._follower is not None and (self.thinking or in_tag):
             self._follower.skipped += len(tokens)
+            return
+        self._tag = ()
         if self.follower and (problem := self.follower.advance(tokens)):
             raise problem
 
@@ -125,10 +139,18 @@ class Constraint:
         allowed = np.empty((len(lengths), 0), np.uint8)
         texts = [tuple(path[:length]) for path, length in zip(paths.tolist(), lengths.tolist(), strict=True)]
         if self.follower:
-            allowed = np.array([self.follower.allowed(text) for text in texts])
+            allowed = np.array([self._allowed(self.follower, text) for text in texts])
         elif self.words:
             allowed = np.array([self.words.allowed((*self.tail, *text)) for text in texts])
         constrain(logits, paths, lengths, terms, allowed)
+
+    def _allowed(self, follower: Follower, path: tuple[int, ...]) -> Bits:
+        """What the grammar allows, and the tag that opens a thought; behind a part of it, what is left of it alone."""
+        if len(path) >= len(self._tag) or path != self._tag[: len(path)]:
+            return follower.allowed(path)
+        bits = np.zeros_like(follower.allowed(())) if path or follower.skipped else follower.allowed(()).copy()
+        bits[self._tag[len(path)] // 8] |= 1 << self._tag[len(path)] % 8
+        return bits
 
     @property
     def terms(self) -> Terms:

@@ -56,6 +56,11 @@ class Grammar:
         return self.compiled + min(int(self.followed * GROWTH), MAX_GROWTH)
 
 
+def contains(bits: Bits, token: int) -> bool:
+    """Whether a token is in a set."""
+    return bool(bits[token // 8] >> token % 8 & 1)
+
+
 def language(params: DecodingParams) -> tuple[str, str]:
     """Field and text of a constrained request's language."""
     return next((name, text) for name in LANGUAGES if (text := getattr(params, name)) is not None)
@@ -129,7 +134,7 @@ class Follower:
             wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
         elif len(body) < len(tokens):
             wrong = self.failure(body)
-            if wrong is None and not self.allowed(body)[tokens[len(body)] // 8] >> tokens[len(body)] % 8 & 1:
+            if wrong is None and not contains(self.allowed(body), tokens[len(body)]):
                 wrong = self._problem(f"the text may not end after {len(self._text) + len(body)} tokens")
         self._text += body
         self._lookahead = []

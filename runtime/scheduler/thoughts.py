@@ -29,10 +29,10 @@ def known_tags(tokenizer: Any) -> tuple[str, str] | None:
     return next((tags for tags in TAGS if added >= set(re.findall(r"<[^<>]+>", "".join(tags)))), None)
 
 
-def opened(prompt: Sequence[int], opening: Sequence[int], tokenizer: Any) -> bool:
-    """Whether a prompt ends with the tag that opens a thought, perhaps with white space behind it."""
+def ends_with(prompt: Sequence[int], tag: Sequence[int], tokenizer: Any) -> bool:
+    """Whether a prompt ends with a tag, perhaps with white space behind it."""
     for end in range(len(prompt), max(0, len(prompt) - BLANK), -1):
-        if list(prompt[max(0, end - len(opening)) : end]) == list(opening):
+        if list(prompt[max(0, end - len(tag)) : end]) == list(tag):
             return not tokenizer.decode(list(prompt[end:])).strip()
     return False
 
@@ -48,6 +48,7 @@ class Thoughts:
         opening, closing: the tags' token ids.
         inside: whether the next token belongs to a thought.
         budget: tokens of a thought at most, without its closing tag.
+        opens_once: whether a text can open a thought at its start alone; behind it, tags are text.
         length: tokens of the thought so far.
         switches: where tags lie in the text, as token numbers from and to; every second one opens a thought.
     """
@@ -56,6 +57,7 @@ class Thoughts:
     closing: list[int]
     inside: bool
     budget: int | None = None
+    opens_once: bool = False
     length: int = 0
     switches: list[tuple[int, int]] = field(default_factory=list)
 
@@ -87,6 +89,7 @@ class Thoughts:
             self.length += self.inside
             start = end - len(self.tag)
             switched = base + start >= free and whole[start:end] == self.tag
+            switched = switched and (self.inside or not self.opens_once or base + start == 0)
             if switched:
                 self.switches.append((base + start, base + end))
                 self.inside, self.length = not self.inside, 0

@@ -76,11 +76,6 @@ class Metrics:
         yield _counter("mtad_generated_tokens", "new tokens", totals.tokens)
         yield _counter("mtad_drafted_tokens", "tokens drafted along one path", totals.drafted)
         yield _counter("mtad_accepted_tokens", "drafted tokens that became part of a text", totals.accepted)
-        lengths = list(totals.accepted_lengths)
-        positions = {str(at): sum(lengths[at + 1 :]) for at in range(scheduler.max_draft_len)}
-        words = "drafted tokens that became part of a text, by their place in the draft"
-        yield _counter("mtad_accepted_tokens_per_position", words, positions, "position")
-        yield _counter("mtad_drafted_blocks", "blocks with a draft, of each row counted", sum(lengths))
         yield _counter("mtad_target_passes", "passes of the target, each of each row counted", totals.target_passes)
         yield _counter("mtad_thinking_tokens", "tokens of blocks that began in a thought", totals.thinking_tokens)
         yield _counter("mtad_thinking_passes", "passes that began in a thought", totals.thinking_passes)
@@ -99,7 +94,7 @@ class Metrics:
         yield _histogram("mtad_request_prompt_tokens", "prompt tokens per request", totals.prompt)
         yield _histogram("mtad_request_generated_tokens", "new tokens per request", totals.output)
         accepted = Histogram(LENGTHS)
-        for length, blocks in enumerate(lengths):
+        for length, blocks in enumerate(list(totals.accepted_lengths)):
             accepted.add(length, blocks)
         yield _histogram("mtad_accepted_length", "accepted tokens of a drafted block", accepted)
 

@@ -94,8 +94,6 @@ def test_a_number_that_float32_does_not_hold_is_refused_by_its_fields_name(field
 def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match=r"^gamma[ :]"):
         DecodingParams.from_dict({"gamma": 4})
-    with pytest.raises(InvalidInput, match="draft_len"):
-        DecodingParams.from_dict({"speculation": "adaptive"})
 
 
 @pytest.mark.parametrize("method", REMOVED)

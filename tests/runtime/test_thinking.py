@@ -228,6 +228,30 @@ def test_a_prompt_that_ends_with_the_tag_has_opened_the_thought(plain: LLM, end:
     assert plain.requests(PROMPT + end, TAGGED)[0].thinking is inside
 
 
+@pytest.mark.parametrize("method", ["sample", "block", "mmtad_sample"])
+def test_a_thought_may_open_where_a_grammar_holds_for_the_answer(plain: LLM, method: str) -> None:
+    opening = plain.tokenize("<think>", special_tokens=False)
+    assert len(opening) > 1
+    params = replace(TAGGED, method=method, thinking_token_budget=4, regex="[a-z]{3,6}", n=3)
+    asks = replace(params, logit_bias={opening[0]: 100.0})
+    for result in plain.generate("How many", asks):
+        assert result.token_ids[: len(opening)] == opening
+        assert result.reasoning
+        assert result.answer.isalpha()
+        assert result.finish_reason == "stop"
+    for prompt, others in (("How many<think></think>\n", asks), ("How many", replace(asks, bad_words=("<think>",)))):
+        for result in plain.generate(prompt, others):
+            assert (result.reasoning, result.answer.isalpha()) == ("", True), "it has closed one, or may not open one"
+
+
+def test_a_tag_inside_an_answer_of_a_grammar_is_text(plain: LLM) -> None:
+    (result,) = plain.generate("How many", replace(TAGGED, regex="[x<] <think>[a-z]{3}"))
+    assert plain.tokenize("<think>", special_tokens=False)[-1] in result.token_ids
+    assert result.answer == result.text
+    assert result.answer[1:9] == " <think>"
+    assert result.answer[9:].isalpha()
+
+
 def test_what_a_pair_has_no_tags_for_is_refused(plain: LLM) -> None:
     for name, value in {"thinking_method": "mtad", "thinking_token_budget": 3}.items():
         with pytest.raises(InvalidInput, match=f"^{name}[ :]"):
