@@ -25,7 +25,7 @@ def _pair(folder: Path) -> dict[str, Any]:
     specs = {name: read_spec(folder / name) for name in values["engines"]}
     engines = {name: _engine(folder / name, spec, vocabularies[name]) for name, spec in specs.items()}
     target, auxiliary = specs["target"], specs.get("auxiliary", specs["target"].without_layers)
-    weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model.*"))
+    weights = sum(file.stat().st_size for name in specs for file in (folder / name).glob("model*"))
     config = RuntimeConfig()
     memory = Memory.of(target, auxiliary, weights, config.nodes + 1, config.prefix_columns(target.capacity))
     return {

@@ -39,6 +39,14 @@ class TestInspect:
             assert engine["files"] == {path.name: path.stat().st_size for path in folder.iterdir()}
             assert (engine["build_hash"], engine["versions"]) == (spec.build_hash, spec.versions)
 
+    def test_weights_in_several_files_are_all_counted(
+        self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
+        before = json.loads(run("inspect", pair).out)["memory"]["weights"]
+        (pair / "target" / "model-00002-of-00002.safetensors").write_bytes(bytes(2**20))
+        assert json.loads(run("inspect", pair).out)["memory"]["weights"] == before + 2**20
+
     def test_a_tuned_pair_says_so(self, run: Run, pair_folders: Callable[[str], Path], tmp_path: Path) -> None:
         pair = Path(shutil.copytree(pair_folders("torch"), tmp_path / "pair"))
         values = json.loads((pair / "pair.json").read_text())
