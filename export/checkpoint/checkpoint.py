@@ -87,12 +87,16 @@ class Checkpoint:
     def positions(self) -> int | None:
         """Longest sequence one engine may hold, in tokens; None if the model sets no limit.
 
-        Some rotary embeddings turn keys otherwise once a text is longer than the model was first trained on
-        ("longrope"). Keys that are already in a cache cannot follow, so such an engine ends there; so does one whose
-        layers forget what lies before the last border of a chunk, at the first border.
+        An engine ends where longer texts begin to be computed otherwise, and what is in its cache cannot follow: where
+        rotary embeddings turn keys by other factors ("longrope"), where layers forget what lies before the last border
+        of a chunk, and where attention gets sharper by a count of the model's own (both Llama 4).
         """
-        text = self.config.get_text_config()
-        limits = (getattr(text, name, None) for name in ("max_position_embeddings", "attention_chunk_size"))
+        text = copy.deepcopy(self.config).get_text_config()
+        if getattr(text, "rope_parameters", None):
+            text.standardize_rope_params()  # as the model's rotary embedding does
+        limits = [getattr(text, name, None) for name in ("max_position_embeddings", "attention_chunk_size")]
+        if getattr(text, "attn_temperature_tuning", False):
+            limits.append(text.floor_scale - 1)
         most = min(filter(None, limits), default=None)
         rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
         for kind in (rotary, *(v for v in rotary.values() if isinstance(v, dict))):

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 Bits = NDArray[np.uint8]
 """A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
 
-MASK_SECONDS, MASK_CREDIT_SECONDS = 1e-3, 0.1
-"""Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while.
-Without it, a sum of a few limits of llguidance would be enough to make the whole batch wait for one request's grammar.
-Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
+MASK_SECONDS, MASK_CREDIT_SECONDS, LONGEST_CHARGED = 1e-3, 0.1, 0.02
+"""Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while; else a
+sum of llguidance's limits could make the whole batch wait for one grammar. A single set is charged `LONGEST_CHARGED` at
+most: Python may have collected garbage. Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
 GROWTH, MAX_GROWTH = 500 * 2**20, 96 * 2**20
 """Bytes by which a lexer grows at most in a second of following it (160 to 430 MiB were seen), and altogether: 50,000
 states (`trial_process.LIMITS`) of 2 kB."""
@@ -130,12 +130,12 @@ class Follower:
         elif not reached:
             self._grammar.hit_limit |= self._matcher.is_error()
             why = f" ({first_line(self._matcher.get_error())})" if self._matcher.is_error() else ""
-            taken = len(self._text) + len(self._lookahead)
+            taken = self.skipped + len(self._text) + len(self._lookahead)
             wrong = self._problem(f"a token after the first {taken} is not allowed there{why}")
         elif len(body) < len(tokens):
             wrong = self.failure(body)
             if wrong is None and not contains(self.allowed(body), tokens[len(body)]):
-                wrong = self._problem(f"the text may not end after {len(self._text) + len(body)} tokens")
+                wrong = self._problem(f"the text may not end after {self.skipped + len(self._text) + len(body)} tokens")
         self._text += body
         self._lookahead = []
         self._allowed.clear()
@@ -149,7 +149,7 @@ class Follower:
         yield
         seconds = time.thread_time() - began
         self._grammar.followed += seconds
-        self._credit = min(self._credit + allowed - seconds, MASK_CREDIT_SECONDS)
+        self._credit = min(self._credit + allowed - min(seconds, LONGEST_CHARGED), MASK_CREDIT_SECONDS)
         if self._credit < 0:
             self._over = f"it takes too long to follow, more than {MASK_SECONDS * 1000:g} ms per token"
 
@@ -162,7 +162,7 @@ class Follower:
             return self._ends
         if not self._eos.isdisjoint(path):
             return self._everything
-        length, bits, problem = len(self._text) + len(path), self._everything, None
+        length, bits, problem = self.skipped + len(self._text) + len(path), self._everything, None
         with self._counted(MASK_SECONDS):
             reached = self._move_to(path)
             if reached:
@@ -172,7 +172,7 @@ class Follower:
                 problem = self._problem(f"no token can follow the first {length} ({why})")
                 self._restart(why)
         if problem is None and reached:
-            early = self.skipped + length < self._params.min_tokens
+            early = length < self._params.min_tokens
             ends, bits = bool((bits & self._ends).any()), bits & ~self._ends if early else bits
             possible = self._allows_some(bits)
             if possible and self._words:

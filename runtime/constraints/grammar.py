@@ -123,7 +123,7 @@ class Grammars:
         problem = self._follow(grammar, replace(params, min_tokens=0)).failure(())
         if problem is not None:
             raise InvalidInput(field, text, f"no text satisfies it: {problem.problem}; {REMEDY[field]}")
-        grammar.empty = self._follow(grammar, replace(params, min_tokens=1)).failure(()) is not None
+        grammar.empty = self._follow(grammar, replace(params, min_tokens=1, max_tokens=None)).failure(()) is not None
         with self._keeping:
             self._kept[field, text] = grammar
         self.forget()

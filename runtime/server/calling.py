@@ -83,22 +83,22 @@ class Calling:
         """
         form = next((form for form in FORMS if re.search(form.sign, template)), None)
         choice, functions = chat.tool_choice, [tool.function for tool in chat.tools]
+        names = [function.name for function in functions]
         if choice == "none" or (not functions and choice == "auto"):
             return None
+        if len(names) > len(set(names)):
+            raise InvalidInput("tools", names, "two functions have one name; rename one")
+        name = choice.function.name if isinstance(choice, NamedTool) else choice
         if not functions:
-            raise InvalidInput("tool_choice", choice, "give tools")
+            raise InvalidInput("tool_choice", name, "give tools")
         if isinstance(choice, NamedTool):
-            name = choice.function.name
             functions = [function for function in functions if function.name == name]
             if not functions:
                 raise InvalidInput("tool_choice", name, "it is not the name of one of the tools")
         if form is None and choice == "auto":
-            problem = (
-                "the chat template shows the model no form of calls that is known here, which are those of Hermes and "
-                "Qwen (<tool_call>) and of Llama 3; start the server with another --chat-template, or have a call made "
-                'in any case, with tool_choice "required" or a function'
-            )
-            raise InvalidInput("tools", [function.name for function in functions], problem)
+            problem = "the chat template shows no form of calls that is known here, which are Hermes's and Llama 3's"
+            remedy = 'start the server with another --chat-template, or give tool_choice "required" or a function'
+            raise InvalidInput("tools", names, f"{problem}; {remedy}")
         several = chat.parallel_tool_calls and not isinstance(choice, NamedTool)
         return cls(form or LLAMA, functions, choice != "auto", several)
 
@@ -111,7 +111,10 @@ class Calling:
         if params.constrained:
             field, text = language(params)
             raise InvalidInput(field, text, "calls have a grammar of their own; leave this out, or the tools")
-        return replace(params, grammar=self.grammar(tokenizer, eos), skip_special_tokens=False)
+        marks = re.findall(r"<\S+>", self.form.before + self.form.after)
+        special = any(one.special and one.content in marks for one in tokenizer.get_added_tokens_decoder().values())
+        skips = params.skip_special_tokens and not special  # else a call could not be told by its marks
+        return replace(params, grammar=self.grammar(tokenizer, eos), skip_special_tokens=skips)
 
     def grammar(self, tokenizer: Tokenizer, eos: Sequence[int]) -> str:
         """The grammar of the answers, in llguidance's Lark syntax.
@@ -166,7 +169,7 @@ class CallReader:
     """
 
     def __init__(self, calling: Calling) -> None:
-        self._form, self.calls = calling.form, 0
+        self._form, self._forced, self.calls = calling.form, calling.forced, 0
         names = "|".join(function.name for function in calling.functions)
         head = re.compile(f'{re.escape(self._form.opening)}({names})", "{self._form.key}": ')
         self._find = head.search if self._form.before else head.match
@@ -201,7 +204,7 @@ class CallReader:
             id = f"call_{random.getrandbits(96):024x}"
             calls.append({"index": self.calls, "id": id, "type": "function", "function": function})
             self._text, self.inside, self.calls = self._text[found.end() :], True, self.calls + 1
-        if not self.calls:  # after a call there is nothing but calls
+        if not (self.calls or self._forced):  # after a call there is nothing but calls
             plain = len(self._text) if ended else self._plain()
             said, self._text = said + self._text[:plain], self._text[plain:]
             self._said |= bool(said)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,7 +20,8 @@ from runtime.scheduler.scheduler import QueueFull
 
 log = logging.getLogger(__name__)
 
-_INVALID, _UNION_MEMBERS = "invalid_request_error", ("str", "int", "float", "bool")
+_INVALID = "invalid_request_error"
+_MEMBER = re.compile(r"str|int|float|bool|[A-Z].*|.*\W.*")  # of a union, in the place of an error
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
@@ -92,22 +93,23 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
 
 def _invalid(error: ValidationError) -> ApiError:
     errors = error.errors(include_url=False)
-    first = next((one for one in errors if one["type"] == "unknown_field"), errors[0])  # of unions, what is nearer
+    alike = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(alike, key=lambda one: (one["type"] == "unknown_field", len(one["loc"])))  # of unions, what is nearer
     context = first.get("ctx", {})
     if isinstance(context.get("error"), InvalidInput):
         return api_error(context["error"])
-    # a part that is no index and no field's name is a member of a union
-    path = takewhile(
-        lambda part: isinstance(part, int) or (part.isidentifier() and part not in _UNION_MEMBERS), first["loc"]
-    )
+    path = [part for part in first["loc"] if isinstance(part, int) or not _MEMBER.fullmatch(part)]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if first["type"] == "unknown_field":
-        name = f"{param}.{context['name'][:100]}".lstrip(".")
-        return ApiError(400, f"{name}: unknown field; GET /v1/models lists the parameters", name, "unknown_parameter")
+        name, remedy = (
+            f"{param}.{context['name'][:100]}".lstrip("."),
+            "" if param else "; GET /v1/models lists them all",
+        )
+        return ApiError(400, f"{name}: {first['msg']}{remedy}", name, "unknown_parameter")
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
     if first["type"] == "missing":
         return ApiError(400, f"{param}: required", param, "missing_required_parameter")
-    alike = {one["msg"] for one in errors if one["loc"][:1] == first["loc"][:1]}
+    said = sorted({one["msg"] for one in alike if len(one["loc"]) == len(first["loc"])})
     given = f" = {shown(first['input'])}" if param else ""
-    return ApiError(400, f"{param or 'body'}{given}: {'; or '.join(sorted(alike))}", param or None, "invalid_type")
+    return ApiError(400, f"{param or 'body'}{given}: {'; or '.join(said)}", param or None, "invalid_type")

@@ -7,6 +7,7 @@ import hmac
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
@@ -155,11 +156,9 @@ class Guard:
 
 
 def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return ip_address(name) is not None
+    return False
 
 
 def _network(address: str) -> str:

@@ -141,7 +141,7 @@ class OpenAIResponse:
     def _said(self, index: int, text: str, ended: bool, chunk: bool) -> dict[str, Any]:
         content, calls = self._readers[index].read(text, ended)
         if not calls:
-            return {"content": content}
+            return {"content": content} if content or not chunk or (ended and not self._readers[index].calls) else {}
         if not chunk:
             calls = [{name: value for name, value in call.items() if name != "index"} for call in calls]
         return {"content": content or None, "tool_calls": calls}

@@ -97,7 +97,7 @@ else:
 class Body(_Parameters):
     """What both kinds of request share: every field of `DecodingParams` but `top_logprobs`, and OpenAI's."""
 
-    model: str
+    model: str = Field("", description="the name of the model that the server has")
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

@@ -7,12 +7,11 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 from opentelemetry.trace import Span
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -79,14 +78,7 @@ class Service:
             raise ApiError(415, "send JSON, with `Content-Type: application/json`", code="unsupported_media_type")
         data = await request.body()
         check_body(data)
-        try:
-            body = await self._bodies.read(data, kind.model_validate_json, data)
-        except ValidationError as error:
-            shown = api_error(error)
-            if (shown.code, shown.param) == ("missing_required_parameter", "model"):
-                message = f"'model' is required; this server serves {self.options.model!r}"
-                raise replace(shown, message=message) from None
-            raise shown from None
+        body = await self._bodies.read(data, kind.model_validate_json, data)
         if body.model != self.options.model:
             raise _no_model(body.model, f"; this server has {self.options.model!r}")
         return body

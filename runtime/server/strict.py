@@ -6,6 +6,7 @@ one is looked for: lists are `Items`, other collections have a `max_length`, obj
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -16,25 +17,26 @@ from pydantic_core import PydanticCustomError
 from mtad.errors import InvalidInput
 
 _CHATS, _TOOLS, _TEXT, _STORED = "only chats have tools", "give tools and tool_choice", "text only", "nothing is stored"
-_NO_SETTING = "the model has no such setting"
+_NO_SETTING, _NOT = "the model has no such setting", "it is not done otherwise here"
 UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "best_of": ("ask for n choices and choose by their logprobs", (1,)),
     "suffix": ("text is continued, not filled in", ("",)),
     "tools": (_CHATS, ([],)),
     "tool_choice": (_CHATS, ("none",)),
     "parallel_tool_calls": (_CHATS, (True, False)),
-    "functions": (_TOOLS, ([],)),
-    "function_call": (_TOOLS, ()),
-    "audio": (_TEXT, ()),
+    **dict.fromkeys(("functions", "function_call"), (_TOOLS, ([], "none"))),
+    **dict.fromkeys(("audio", "input_audio", "image_url", "video_url", "file"), (_TEXT, ())),
     "modalities": (_TEXT, (["text"],)),
-    "store": (_STORED, (False,)),
-    "metadata": (_STORED, ({},)),
+    **dict.fromkeys(("store", "metadata"), (_STORED, (False, {}))),
     **dict.fromkeys(("reasoning", "reasoning_effort"), (_NO_SETTING, ())),
     "verbosity": (_NO_SETTING, ("medium",)),
     "prediction": ("put it into the prompt, where draft lookup finds it; see draft", ()),
     "service_tier": ("see priority", ("auto", "default")),
     "web_search_options": ("there is no web search", ()),
     "logprobs_mode": ("log-probabilities are the target's, unprocessed", ()),
+    **dict.fromkeys(("continue_final_message", "echo", "use_beam_search"), (_NOT, (False,))),
+    **dict.fromkeys(("add_generation_prompt", "include_reasoning", "spaces_between_special_tokens"), (_NOT, (True,))),
+    **{f"guided_{one}": ("give structured_outputs", ()) for one in ("json", "regex", "grammar", "choice")},
 }
 """Fields of OpenAI's that cannot be honoured: why, and values that ask for nothing, which clients send."""
 IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
@@ -72,12 +74,10 @@ class StrictModel(BaseModel):
             return values
         values = cls.translated(values)
         names = _names(cls)
-        for name, (reason, _) in UNSUPPORTED.items():
-            if name not in names and values.get(name) is not None:
-                raise InvalidInput(name, values[name], f"not supported: {reason}")
         for name, value in values.items():
-            if value is not None and name not in names and name not in UNSUPPORTED:
-                raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
+            if value is not None and name not in names:
+                reason = f"not supported: {UNSUPPORTED[name][0]}" if name in UNSUPPORTED else "unknown field"
+                raise PydanticCustomError("unknown_field", "{reason}", {"name": name, "reason": reason})
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
@@ -115,15 +115,14 @@ def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
     if isinstance(temperature, float) and 0 < temperature < MIN_TEMPERATURE:
         found["temperature"] = 0.0
     structured = found.pop("structured_outputs", None)
-    structured = {} if structured is None else structured
-    if not isinstance(structured, dict):
-        raise InvalidInput("structured_outputs", structured, "give an object with json, regex or grammar")
-    for theirs, ours in VLLM_LANGUAGES.items():
-        if (value := structured.pop(theirs, None)) is not None:
-            if found.get(ours) is not None:
-                raise InvalidInput(f"structured_outputs.{theirs}", value, f"{ours} says it already; give one of them")
-            found[ours] = value
-    for name, value in structured.items():
-        if value is not None:
-            raise InvalidInput(f"structured_outputs.{name}", value, "give json, regex or grammar")
+    if not isinstance(structured, dict | None):
+        raise InvalidInput("structured_outputs", structured, "give an object with json, regex, grammar or choice")
+    for name, value in (structured or {}).items():
+        if value is None:
+            continue
+        texts = value if name == "choice" and isinstance(value, list) else ()
+        ours = "grammar" if texts and all(isinstance(one, str) for one in texts) else VLLM_LANGUAGES.get(name)
+        if ours is None or found.get(ours) is not None:
+            raise InvalidInput(f"structured_outputs.{name}", value, "give one language: json, regex, grammar or choice")
+        found[ours] = "start: " + " | ".join(map(json.dumps, texts)) if texts else value
     return found

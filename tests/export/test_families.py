@@ -32,7 +32,8 @@ from export.options import ExportOptions
 from export.pair import export_pair
 from export.verification.verify import TOLERANCE, expect, verify
 from mtad.errors import InvalidInput, VerificationFailed
-from tests.support.families import FAMILIES, GROUPED, MULTI_HEAD, WINDOW, shallow, write_model
+from tests.support.families import FAMILIES, GROUPED, LONGROPE, MULTI_HEAD, WINDOW, shallow, write_model
+from tests.support.folders import change_json
 from tests.support.steps import alone_and_together, make_step, more_tokens, some_tokens
 
 
@@ -146,13 +147,26 @@ class TestRefusal:
         with pytest.raises(InvalidInput, match="sliding window of 63"):
             self.export(tmp_path, MistralConfig(**GROUPED, num_hidden_layers=1, sliding_window=63))
 
-    @pytest.mark.parametrize("kind", ["phi-3", "llama-4"])
-    def test_texts_that_would_turn_the_keys_that_are_stored_or_pass_the_border_of_a_chunk(
-        self, kind: str, tmp_path: Path
-    ) -> None:
-        chunked = Llama4TextConfig(**GROUPED, num_hidden_layers=1, head_dim=16, attention_chunk_size=256)
-        with pytest.raises(InvalidInput, match=r"^capacity .*256 positions"):
-            self.export(tmp_path, chunked if kind == "llama-4" else FAMILIES[kind](1), capacity=384)
+    @pytest.mark.parametrize(
+        ("config", "most"),
+        [
+            (FAMILIES["phi-3"](1), 256),
+            (Llama4TextConfig(**GROUPED, num_hidden_layers=1, head_dim=16, attention_chunk_size=256), 256),
+            (Llama4TextConfig(**GROUPED, num_hidden_layers=1, head_dim=16, floor_scale=256), 255),
+        ],
+        ids=["phi-3", "llama-4", "sharper"],
+    )
+    def test_texts_behind_what_a_cache_can_follow(self, config: PretrainedConfig, most: int, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match=rf"^capacity .*{most} positions"):
+            self.export(tmp_path, config, capacity=384)
+
+    def test_texts_behind_the_border_of_longrope_that_only_the_model_itself_finds(self, tmp_path: Path) -> None:
+        config = LlamaConfig(**GROUPED, num_hidden_layers=1)
+        folder = write_model(tmp_path / "checkpoint", config)
+        changes = {"original_max_position_embeddings": 128, "rope_scaling": LONGROPE, "rope_theta": 1e4}
+        change_json(folder / "config.json", **changes)
+        with pytest.raises(InvalidInput, match=r"^capacity .*128 positions"):
+            export_pair(tmp_path / "pair", ExportOptions(str(folder), str(folder), capacity=384, format="torch"))
 
     @pytest.mark.parametrize(
         ("config", "words"),

@@ -12,7 +12,7 @@ import pytest
 from mtad import LLM
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
-from runtime.scheduler.request import Request
+from runtime.scheduler.request import Request, RequestFailed
 from runtime.scheduler.thoughts import Thoughts, known_tags
 from tests.runtime.test_schedules import Mock, make_mock
 from tests.support.chi_square import p_value
@@ -198,6 +198,9 @@ def test_the_fewest_tokens_of_a_text_count_its_thought(plain: LLM) -> None:
     params = replace(TAGGED, thinking_token_budget=9, regex="[a-z]{3,6}", min_tokens=11)
     (result,) = plain.generate(PROMPT, params)
     assert result.answer.isalpha()
+    closing = len(plain.tokenize("</think>", special_tokens=False))
+    with pytest.raises(RequestFailed, match=f"can only end after {9 + closing + 1} tokens"):
+        plain.generate(PROMPT, replace(params, regex="[0-9]", min_tokens=40))
 
 
 def test_a_thought_that_is_not_closed_leaves_no_answer(plain: LLM) -> None:

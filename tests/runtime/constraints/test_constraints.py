@@ -84,6 +84,22 @@ def test_time_to_follow_a_grammar_runs_out_in_the_middle_of_a_block(
         constraint.advance([97])
 
 
+def test_garbage_that_is_collected_meanwhile_ends_no_request(
+    constrainer: Constrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = constrainer.constraint(replace(FREE, regex="[a-c]{9}"), (), None)
+    assert constraint is not None
+    clock = iter((0.0, 0.3))  # seconds, as a collection of 300,000 objects takes
+    with monkeypatch.context() as patched:
+        patched.setattr("runtime.constraints.follower.time.thread_time", lambda: next(clock))
+        constraint.advance([65])
+    constraint.advance([65])
+
+
+def test_a_prompt_alone_may_come_with_a_grammar_that_is_not_known_yet(constrainer: Constrainer) -> None:
+    assert constrainer.check(DecodingParams(prompt_logprobs=0, max_tokens=0, regex="[a-f]{3}x")) is not None
+
+
 def test_a_token_the_grammar_forbids_cannot_be_committed(constrainer: Constrainer) -> None:
     constraint = constrainer.constraint(replace(FREE, regex="abc"), (), None)
     assert constraint is not None

@@ -8,6 +8,7 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from mtad.params import DecodingParams
 from runtime.constraints.trial_process import compile_grammar
 from runtime.server.calling import FORMS, HERMES, LLAMA, Calling, CallReader, Form
 from runtime.server.messages import Function
@@ -52,6 +53,17 @@ def test_a_text_is_read_the_same_in_whatever_pieces_it_comes(
                 found[one["index"]] = [name, arguments + one["function"]["arguments"]]
         assert told == said
         assert [tuple(one) for one in found.values()] == expected
+
+
+def test_of_a_call_that_has_to_be_made_nothing_is_said_also_where_its_head_is_cut_off() -> None:
+    assert CallReader(calling(HERMES, forced=True)).read('<tool_call>\n{"name', True) == ("", [])
+
+
+def test_special_tokens_are_part_of_the_text_only_where_calls_are_told_by_them() -> None:
+    tokenizer, params = byte_tokenizer("<tool_call>", "</tool_call>"), DecodingParams()
+    assert calling(HERMES).constrain(params, tokenizer, [0]).skip_special_tokens
+    tokenizer.add_special_tokens(["<tool_call>"])
+    assert not calling(HERMES).constrain(params, tokenizer, [0]).skip_special_tokens
 
 
 @pytest.mark.parametrize("tokens", [[], ["<tool_call>", "</tool_call>", "<think>"]], ids=["texts", "tokens"])

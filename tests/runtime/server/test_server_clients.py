@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from mtad import LLM
+from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 from runtime.server.errors import api_error
 from runtime.server.schema import ChatCompletionRequest, CompletionRequest
@@ -33,6 +35,8 @@ def parameters(**fields: Any) -> DecodingParams:
         {"safety_identifier": "user-1", "prompt_cache_key": "k", "prompt_cache_options": {"ttl": "30m"}},
         {"verbosity": "medium", "prompt_cache_retention": "24h"},
         {"best_of": 1},
+        {"continue_final_message": False, "use_beam_search": False, "add_generation_prompt": True},
+        {"function_call": "none", "functions": []},
         {"suffix": ""},
         {"suffix": None},
         {"stop": []},
@@ -53,12 +57,16 @@ def test_values_that_ask_for_nothing_change_nothing(fields: dict[str, Any]) -> N
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"structured_outputs": {"json": {}}, "json_schema": {}}, "structured_outputs.json"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a"], "grammar": "start: A"}}, "structured_outputs.grammar"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"continue_final_message": True}, "continue_final_message"),
         ({"structured_outputs": "x"}, "structured_outputs"),
     ],
 )
 def test_values_that_ask_for_something_else_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ValueError, match=param) as refused:
+    with pytest.raises((ValidationError, InvalidInput)) as refused:
         parameters(**fields)
     assert api_error(refused.value).body["error"]["param"] == param
 
@@ -70,6 +78,7 @@ def test_values_that_ask_for_something_else_are_refused_by_name(fields: dict[str
         ({"temperature": 0.0099}, {"temperature": 0.0}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"structured_outputs": {"regex": "[a-z]+", "choice": None}}, {"regex": "[a-z]+"}),
+        ({"structured_outputs": {"choice": ["a", 'b"|c']}}, {"grammar": 'start: "a" | "b\\"|c"'}),
         ({"structured_outputs": {"json": {"type": "object"}}}, {"json_schema": '{"type": "object"}'}),
         ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
     ],

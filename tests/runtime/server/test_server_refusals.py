@@ -14,6 +14,7 @@ from tests.runtime.server.test_server_tools import ASKED
 from tests.support.live_server import MODEL, LiveServer, ask, call, live
 from tests.support.waiting import own
 
+TEXT_PART = {"type": "text", "text": "What is this?"}
 NO_TYPE = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
 
 
@@ -53,9 +54,8 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(
 
 def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServer) -> None:
     status, _, answer = call(server, "POST", "/v1/completions", {"prompt": "S"})
-    assert (status, answer["error"]["param"]) == (400, "model")
-    assert answer["error"]["message"] == f"'model' is required; this server serves {MODEL!r}"
-    assert answer["error"]["code"] == "missing_required_parameter"
+    assert (status, answer["error"]["param"]) == (404, "model")
+    assert answer["error"]["message"] == f"there is no model '' here; this server has {MODEL!r}"
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,13 @@ def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServe
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content.image_url",
+            {"messages": [{"role": "user", "content": [TEXT_PART, {"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[1].image_url",
         ),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "metadata": {"a": 1}}]}, "messages[0].metadata"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls[0]"),
         ({"messages": [{"role": "user", "content": "word " * 999}]}, "messages"),
         ({"logprobs": 2}, "logprobs"),

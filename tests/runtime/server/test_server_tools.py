@@ -59,9 +59,10 @@ def test_a_call_that_is_asked_for_is_made(choice: Any, server: LiveServer) -> No
     assert json.loads(made.function.arguments)["unit"] in ("C", "F")
     with server.client.chat.completions.stream(**ASKED, tool_choice=choice, parallel_tool_calls=False) as stream:
         kinds = {event.type for event in stream}
+        assert "content.delta" not in kinds, "nothing is said"
         last = stream.get_final_completion().choices[0]
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    assert last.finish_reason == "tool_calls"
+    assert (last.finish_reason, last.message.content) == ("tool_calls", None)
     again = last.message.tool_calls[0]
     assert (again.function.name, again.function.arguments) == (made.function.name, made.function.arguments)
     assert again.id.startswith("call_") and again.id != made.id  # noqa: PT018
@@ -126,6 +127,7 @@ def test_the_openai_packages_own_messages_may_be_sent_back(server: LiveServer, a
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}]}, "tools"),
         ({"tools": TOOLS * 65}, "tools"),
+        ({"tools": TOOLS * 2}, "tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
