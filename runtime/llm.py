@@ -243,9 +243,9 @@ class LLM:
         if not (opening and closing):
             raise InvalidInput("thinking_tags", tags, "the tokenizer makes no tokens of one of them")
         inside, closed = (ends_with(prompt, tag, self.pair.tokenizer) for tag in (opening, closing))
-        if closed and params.constrained:  # the prompt has a thought already: the answer is next, where tags are text
-            return None
-        return Thoughts(opening, closing, inside, params.thinking_token_budget, params.constrained)
+        return Thoughts(
+            opening, closing, inside, params.thinking_token_budget, bool(params.thinking_tags) and not closed
+        )
 
     def add(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Request:
         """Queue one request.

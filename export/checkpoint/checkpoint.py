@@ -89,7 +89,7 @@ class Checkpoint:
 
         An engine ends where longer texts begin to be computed otherwise, and what is in its cache cannot follow: where
         rotary embeddings turn keys by other factors ("longrope"), where layers forget what lies before the last border
-        of a chunk, and where attention gets sharper by a count of the model's own (both Llama 4).
+        of a chunk, and where Llama 4 scales queries by their position.
         """
         text = copy.deepcopy(self.config).get_text_config()
         if getattr(text, "rope_parameters", None):
@@ -111,12 +111,13 @@ class Checkpoint:
             model = self._unpacked(dtype) if self.packing is not None else self._loaded(dtype)
         if self.adapter is not None:
             with refused_as(self.name, str(self.adapter), "the adapter cannot be merged"), warnings.catch_warnings():
-                from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+                from peft import PeftModel
 
                 warnings.filterwarnings("error", "Found missing adapter keys")  # of which nothing would be merged
                 adapted = PeftModel.from_pretrained(model, str(self.adapter))
-                unknown = set_peft_model_state_dict(adapted, load_peft_weights(str(self.adapter))).unexpected_keys
-                if unknown:
+                renamed = getattr(model, "_checkpoint_conversion_mapping", None)  # in transformers 4
+                found = adapted.load_adapter(str(self.adapter), "default", key_mapping=renamed)  # which tells the rest
+                if unknown := [name for name in found.unexpected_keys if "lora_" in name]:
                     raise ValueError(f"its base model has no place for {len(unknown)} weights, such as {unknown[0]}")
                 model = adapted.merge_and_unload()
         return model.eval()

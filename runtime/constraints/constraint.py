@@ -86,7 +86,7 @@ class Constraint:
         if params.constrained:
             grammar = grammar or maker.grammars.compile(params)
             self._follower = Follower(grammar, maker.vocab_size, maker.grammars.eos, params, self.words)
-        self._tag: tuple[int, ...] = ()  # what is left of the tag with which the text may begin, or has begun
+        self._tag: tuple[int, ...] = ()  # with which the text may begin; behind a part of it, what is left
         self.generated = 0
         self.tail: tuple[int, ...] = ()
         bias = params.logit_bias
@@ -103,15 +103,16 @@ class Constraint:
         """What follows the grammar, where it holds now."""
         return None if self.thinking else self._follower
 
-    def begin(self, thinking: bool, tag: Sequence[int]) -> None:
-        """Before the text: whether it begins inside a thought, else with which tag it may open one.
+    def begin(self, thinking: bool, tag: Sequence[int], may_open: bool) -> bool:
+        """Before the text, inside a thought or not: whether a grammar has no place for the tag that opens one.
 
-        No grammar holds for thoughts, so where it does not allow the tag's first token, that is allowed besides.
+        With `may_open`, and without bad words, the text may begin with the tag all the same: thoughts have no grammar.
         """
         self.thinking = thinking
-        possible = not self.words or all(contains(self.words.allowed(tuple(tag[:n])), one) for n, one in enumerate(tag))
-        if self.follower and possible and not contains(self.follower.allowed(()), tag[0]):
-            self._tag = tuple(tag)
+        if self._follower is None or contains(self._follower.allowed(()), tag[0]):
+            return False
+        self._tag = tuple(tag) if may_open and not (thinking or self.words) else ()
+        return True
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Append committed tokens: those of the block that the text keeps, an end-of-sequence token included.
@@ -126,12 +127,11 @@ class Constraint:
         if len(self._counts):
             np.add.at(self._counts, tokens, 1)
             self._seen[tokens] = True
-        in_tag, self._tag = tuple(tokens) == self._tag[: len(tokens)], self._tag[len(tokens) :]
-        if self._follower is not None and (self.thinking or in_tag):
-            self._follower.skipped += len(tokens)
-            return
-        self._tag = ()
-        if self.follower and (problem := self.follower.advance(tokens)):
+        opens = bool(self._tag) and self._tag[: len(tokens)] == tuple(tokens)
+        self._tag = self._tag[len(tokens) :] if opens else ()
+        if self._follower is not None and (self.thinking or opens):
+            self._follower.skip(len(tokens))
+        elif self._follower is not None and (problem := self._follower.advance(tokens)):
             raise problem
 
     def adjust(self, logits: Floats, paths: Ints, lengths: Ints, terms: Terms) -> None:

@@ -24,9 +24,9 @@ Bits = NDArray[np.uint8]
 """A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
 
 MASK_SECONDS, MASK_CREDIT_SECONDS, LONGEST_CHARGED = 1e-3, 0.1, 0.02
-"""Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while: a
-sum of llguidance's limits could make the whole batch wait for one grammar. One set is charged `LONGEST_CHARGED` at
-most, since Python may collect garbage. Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
+"""Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while:
+else many sets at llguidance's limits would make the whole batch wait. A single set is charged 20 ms at most, since
+Python may collect garbage meanwhile. Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
 GROWTH, MAX_GROWTH = 500 * 2**20, 96 * 2**20
 """Bytes by which a lexer grows at most in a second of following it (160 to 430 MiB were seen), and altogether: 50,000
 states (`trial_process.LIMITS`) of 2 kB."""
@@ -141,6 +141,12 @@ class Follower:
         self._allowed.clear()
         self._failures.clear()
         return wrong
+
+    def skip(self, count: int) -> None:
+        """Append tokens for which the grammar does not hold."""
+        self.skipped += count
+        self._allowed.clear()
+        self._failures.clear()
 
     @contextlib.contextmanager
     def _counted(self, allowed: float) -> Iterator[None]:

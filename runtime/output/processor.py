@@ -37,8 +37,8 @@ class OutputProcessor:
             return
         request.statistics.queue_seconds = time.perf_counter() - request.arrived
         request.constraint = self._constrainer.constraint(request.params, request.prompt, request.grammar)
-        if request.constraint and request.thoughts:
-            request.constraint.begin(request.thinking, request.thoughts.opening)
+        if request.constraint and (own := request.thoughts):
+            own.opens_once = request.constraint.begin(own.inside, own.opening, own.may_open)
         request.detokenizer = Detokenizer(self._tokenizer, self._eos, request.params)  # last: it says that all is there
 
     def process(self, requests: Sequence[Request], block: Block) -> None:

@@ -48,7 +48,7 @@ class Thoughts:
         opening, closing: the tags' token ids.
         inside: whether the next token belongs to a thought.
         budget: tokens of a thought at most, without its closing tag.
-        opens_once: whether a text can open a thought at its start alone; behind it, tags are text.
+        may_open, opens_once: where a grammar has no place for the tag, a thought opens at the text's start, if at all.
         length: tokens of the thought so far.
         switches: where tags lie in the text, as token numbers from and to; every second one opens a thought.
     """
@@ -57,6 +57,7 @@ class Thoughts:
     closing: list[int]
     inside: bool
     budget: int | None = None
+    may_open: bool = False
     opens_once: bool = False
     length: int = 0
     switches: list[tuple[int, int]] = field(default_factory=list)

@@ -89,12 +89,10 @@ class Calling:
         if len(names) > len(set(names)):
             raise InvalidInput("tools", names, "two functions have one name; rename one")
         name = choice.function.name if isinstance(choice, NamedTool) else choice
-        if not functions:
-            raise InvalidInput("tool_choice", name, "give tools")
         if isinstance(choice, NamedTool):
             functions = [function for function in functions if function.name == name]
-            if not functions:
-                raise InvalidInput("tool_choice", name, "it is not the name of one of the tools")
+        if not functions:
+            raise InvalidInput("tool_choice", name, "there is no such tool; give it among the tools")
         if form is None and choice == "auto":
             problem = "the chat template shows no form of calls that is known here, which are Hermes's and Llama 3's"
             remedy = 'start the server with another --chat-template, or give tool_choice "required" or a function'

@@ -98,18 +98,21 @@ def _invalid(error: ValidationError) -> ApiError:
     context = first.get("ctx", {})
     if isinstance(context.get("error"), InvalidInput):
         return api_error(context["error"])
-    path = [part for part in first["loc"] if isinstance(part, int) or not _MEMBER.fullmatch(part)]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    param = _path(first)
+    remedy = {"": "; GET /v1/models lists the parameters", "model": "; GET /v1/models lists it"}.get(param, "")
     if first["type"] == "unknown_field":
-        name, remedy = (
-            f"{param}.{context['name'][:100]}".lstrip("."),
-            "" if param else "; GET /v1/models lists them all",
-        )
+        name = f"{param}.{context['name'][:100]}".lstrip(".")
         return ApiError(400, f"{name}: {first['msg']}{remedy}", name, "unknown_parameter")
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
     if first["type"] == "missing":
-        return ApiError(400, f"{param}: required", param, "missing_required_parameter")
-    said = sorted({one["msg"] for one in alike if len(one["loc"]) == len(first["loc"])})
+        return ApiError(400, f"{param}: required{remedy}", param, "missing_required_parameter")
+    said = sorted({one["msg"] for one in alike if _path(one) == param})
     given = f" = {shown(first['input'])}" if param else ""
     return ApiError(400, f"{param or 'body'}{given}: {'; or '.join(said)}", param or None, "invalid_type")
+
+
+def _path(error: Any) -> str:
+    """The field that pydantic's error is about."""
+    path = [part for part in error["loc"] if isinstance(part, int) or not _MEMBER.fullmatch(part)]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")

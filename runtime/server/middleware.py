@@ -157,7 +157,7 @@ class Guard:
 
 def _is_address(name: str) -> bool:
     with suppress(ValueError):
-        return ip_address(name) is not None
+        return bool(ip_address(name))
     return False
 
 

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import Field, create_model
 
@@ -22,7 +22,7 @@ from mtad.params import DecodingParams
 from runtime.config import describe
 from runtime.prompts import several
 from runtime.server.messages import ChatMessage, Effort, ToolChoice, Tools
-from runtime.server.strict import MAX_ENTRIES, STOP_STRINGS, Items, StrictModel, translate
+from runtime.server.strict import MAX_ENTRIES, STOP_STRINGS, Items, StrictModel
 
 Token = Annotated[int, Field(ge=0)]
 Prompt = str | Items[str] | Items[Token] | Items[Items[Token]]
@@ -97,7 +97,8 @@ else:
 class Body(_Parameters):
     """What both kinds of request share: every field of `DecodingParams` but `top_logprobs`, and OpenAI's."""
 
-    model: str = Field("", description="the name of the model that the server has")
+    other_words: ClassVar = True
+    model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -107,10 +108,6 @@ class Body(_Parameters):
     )
     cache_salt: str | None = Field(None, min_length=1, description="prompts are reused with the same salt only")
     return_token_ids: bool = Field(False, description="token ids of prompts and choices, as `token_ids`")
-
-    @classmethod
-    def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return translate(values, cls.model_fields)
 
     @property
     def renamed(self) -> dict[str, str]:

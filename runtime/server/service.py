@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -113,6 +113,7 @@ class Service:
         pair, calling = self.engine.llm.pair, None
         params = body.parameters(pair.defaults)
         if isinstance(body, ChatCompletionRequest):
+            params = replace(params, thinking_tags=params.thinking_tags or self.engine.llm.tags or ())
             calling = Calling.of(body, self._template.source(body.tools))
         if calling:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from mtad.errors import InvalidInput
 
 _CHATS, _TOOLS, _TEXT, _STORED = "only chats have tools", "give tools and tool_choice", "text only", "nothing is stored"
-_NO_SETTING, _NOT = "the model has no such setting", "it is not done otherwise here"
+_NO_SETTING = "the model has no such setting"
 UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "best_of": ("ask for n choices and choose by their logprobs", (1,)),
     "suffix": ("text is continued, not filled in", ("",)),
@@ -34,9 +34,6 @@ UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "service_tier": ("see priority", ("auto", "default")),
     "web_search_options": ("there is no web search", ()),
     "logprobs_mode": ("log-probabilities are the target's, unprocessed", ()),
-    **dict.fromkeys(("continue_final_message", "echo", "use_beam_search"), (_NOT, (False,))),
-    **dict.fromkeys(("add_generation_prompt", "include_reasoning", "spaces_between_special_tokens"), (_NOT, (True,))),
-    **{f"guided_{one}": ("give structured_outputs", ()) for one in ("json", "regex", "grammar", "choice")},
 }
 """Fields of OpenAI's that cannot be honoured: why, and values that ask for nothing, which clients send."""
 IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
@@ -62,6 +59,7 @@ class StrictModel(BaseModel):
     """A JSON object whose unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    other_words: ClassVar = False  # whether some fields may have other engines' names and values
 
     @model_validator(mode="before")
     @classmethod
@@ -72,18 +70,14 @@ class StrictModel(BaseModel):
         """
         if not isinstance(values, dict):
             return values
-        values = cls.translated(values)
         names = _names(cls)
+        if cls.other_words:
+            values = translate(values, names)
         for name, value in values.items():
             if value is not None and name not in names:
                 reason = f"not supported: {UNSUPPORTED[name][0]}" if name in UNSUPPORTED else "unknown field"
                 raise PydanticCustomError("unknown_field", "{reason}", {"name": name, "reason": reason})
         return {name: value for name, value in values.items() if value is not None}
-
-    @classmethod
-    def translated(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The object in our own words; by default, as it is."""
-        return values
 
 
 @cache
@@ -122,7 +116,7 @@ def translate(values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
             continue
         texts = value if name == "choice" and isinstance(value, list) else ()
         ours = "grammar" if texts and all(isinstance(one, str) for one in texts) else VLLM_LANGUAGES.get(name)
-        if ours is None or found.get(ours) is not None:
+        if ours is None or any(found.get(one) is not None for one in VLLM_LANGUAGES.values()):
             raise InvalidInput(f"structured_outputs.{name}", value, "give one language: json, regex, grammar or choice")
         found[ours] = "start: " + " | ".join(map(json.dumps, texts)) if texts else value
     return found

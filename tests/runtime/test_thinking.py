@@ -237,6 +237,8 @@ def test_a_thought_may_open_where_a_grammar_holds_for_the_answer(plain: LLM, met
     assert len(opening) > 1
     params = replace(TAGGED, method=method, thinking_token_budget=4, regex="[a-z]{3,6}", n=3)
     asks = replace(params, logit_bias={opening[0]: 100.0})
+    unasked = replace(asks, thinking_tags=(), thinking_method=None, thinking_token_budget=None)
+    assert plain.generate("How many", unasked)[0].text.isalpha()
     for result in plain.generate("How many", asks):
         assert result.token_ids[: len(opening)] == opening
         assert result.reasoning
@@ -247,8 +249,18 @@ def test_a_thought_may_open_where_a_grammar_holds_for_the_answer(plain: LLM, met
             assert (result.reasoning, result.answer.isalpha()) == ("", True), "it has closed one, or may not open one"
 
 
+def test_an_answer_may_end_at_once_behind_a_thought_that_has_the_fewest_tokens(plain: LLM) -> None:
+    (first, *_), closing = (plain.tokenize(tag, special_tokens=False) for tag in TAGGED.thinking_tags)
+    fewest = 9 + len(closing)  # so that the text cannot end inside the thought
+    params = replace(TAGGED, thinking_token_budget=9, min_tokens=fewest, regex="[a-c]{0,3}")
+    for prompt, biased in ((PROMPT, {}), ("How many", {first: 60.0})):
+        (result,) = plain.generate(prompt, replace(params, logit_bias={plain.pair.eos[0]: 60.0} | biased))
+        assert (result.answer, bool(result.reasoning), result.finish_reason) == ("", True, "stop")
+
+
 def test_a_tag_inside_an_answer_of_a_grammar_is_text(plain: LLM) -> None:
-    (result,) = plain.generate("How many", replace(TAGGED, regex="[x<] <think>[a-z]{3}"))
+    words = ("never",)  # so that it opens no thought
+    (result,) = plain.generate("How many", replace(TAGGED, regex="x <think>[a-z]{3}", bad_words=words))
     assert plain.tokenize("<think>", special_tokens=False)[-1] in result.token_ids
     assert result.answer == result.text
     assert result.answer[1:9] == " <think>"

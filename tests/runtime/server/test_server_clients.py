@@ -35,7 +35,6 @@ def parameters(**fields: Any) -> DecodingParams:
         {"safety_identifier": "user-1", "prompt_cache_key": "k", "prompt_cache_options": {"ttl": "30m"}},
         {"verbosity": "medium", "prompt_cache_retention": "24h"},
         {"best_of": 1},
-        {"continue_final_message": False, "use_beam_search": False, "add_generation_prompt": True},
         {"function_call": "none", "functions": []},
         {"suffix": ""},
         {"suffix": None},
@@ -60,8 +59,7 @@ def test_values_that_ask_for_nothing_change_nothing(fields: dict[str, Any]) -> N
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": ["a"], "grammar": "start: A"}}, "structured_outputs.grammar"),
-        ({"guided_choice": ["a"]}, "guided_choice"),
-        ({"continue_final_message": True}, "continue_final_message"),
+        ({"structured_outputs": {"choice": ["a"]}, "regex": "a"}, "structured_outputs.choice"),
         ({"structured_outputs": "x"}, "structured_outputs"),
     ],
 )

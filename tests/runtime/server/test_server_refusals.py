@@ -52,10 +52,11 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(
         assert repr(given) in error["message"], "the wrong value is echoed"
 
 
-def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServer) -> None:
+def test_a_request_without_a_model_is_told_where_to_find_it(server: LiveServer) -> None:
     status, _, answer = call(server, "POST", "/v1/completions", {"prompt": "S"})
-    assert (status, answer["error"]["param"]) == (404, "model")
-    assert answer["error"]["message"] == f"there is no model '' here; this server has {MODEL!r}"
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert answer["error"]["message"] == "model: required; GET /v1/models lists it"
+    assert answer["error"]["code"] == "missing_required_parameter"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def test_a_request_without_a_model_is_told_which_one_is_served(server: LiveServe
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "metadata": {"a": 1}}]}, "messages[0].metadata"),
         ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        ({"tool_choice": {"type": "functio", "function": {"name": "f"}}}, "tool_choice.type"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls[0]"),
         ({"messages": [{"role": "user", "content": "word " * 999}]}, "messages"),
         ({"logprobs": 2}, "logprobs"),
