@@ -41,6 +41,8 @@ class Translation:
             one, other = getattr(target, role), getattr(auxiliary, role)
             if one is not None and other is not None and ours[one] not in known:
                 ours[one] = theirs[other]
+        if (end := target.eos_token_id) is not None:
+            ours[end] = ours.pop(end)  # the last one of a content stands for it
         same = {token: known[content] for content, token in {c: t for t, c in ours.items()}.items() if content in known}
         drafted = np.full(max(ours) + 1, -1)
         drafted[list(same)] = list(same.values())
@@ -129,9 +131,9 @@ def contents(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
     numbers = {character: byte for byte, character in table}
     single = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
     added, found = tokenizer.added_tokens_decoder, dict[int, bytes | str]()
-    for name, token in sorted(tokenizer.get_vocab().items(), key=lambda item: not item[0].startswith("<0x")):
+    for name, token in sorted(tokenizer.get_vocab().items(), key=lambda item: (not item[0].startswith("<0x"), item[1])):
         if token in added:
-            found[token] = name if added[token].special else name.encode()
+            found[token] = name if added[token].special else (name if numbers else name.replace("▁", " ")).encode()
         elif numbers.keys() >= set(name):
             found[token] = bytes(numbers[character] for character in name)
         else:

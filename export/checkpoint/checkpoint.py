@@ -119,6 +119,10 @@ class Checkpoint:
                 found = adapted.load_adapter(str(self.adapter), "default", key_mapping=renamed)  # which tells the rest
                 if unknown := [name for name in found.unexpected_keys if "lora_" in name]:
                     raise ValueError(f"its base model has no place for {len(unknown)} weights, such as {unknown[0]}")
+                ends = {name.rpartition(".")[2] for name in adapted.base_model.targeted_module_names}
+                tied = self.config.get_text_config().tie_word_embeddings and ends & {"embed_tokens", "lm_head"}
+                if tied or getattr(adapted.peft_config["default"], "layer_replication", None):
+                    raise ValueError("it repeats layers, or is for one of two tied ends; merge it yourself")
                 model = adapted.merge_and_unload()
         return model.eval()
 

@@ -21,6 +21,9 @@ from export.checkpoint.weights import stored_files
 from export.options import ADAPTER, GGUF
 from mtad.errors import InvalidInput, first_line, refused_as
 
+SCALES = ("weight_scale", "_scale_inv", "_scale_2", "_block_scale", ".SCB", "weight.scale", ".scale_weight", ".scales")
+"""What names of the scales of quantized weights end in."""
+
 
 def find(name: str, source: str, weights: bool = True, revision: str | None = None) -> Checkpoint:
     """Find a checkpoint and check that it can be exported; no weights are read into memory.
@@ -76,7 +79,7 @@ def find(name: str, source: str, weights: bool = True, revision: str | None = No
     if size:
         return found
     with refused_as(name, source, "its weights cannot be loaded"):
-        scales = [one for one in stored_files(folder) or () if one.endswith(("weight_scale", "weight_scale_inv"))]
+        scales = [one for one in stored_files(folder) or () if one.endswith(SCALES)]
     if scales and not (quantized or file):
         raise InvalidInput(name, source, f"no quantization_config says how {scales[0]} is used; give it in 16 bits")
     kinds = [file] if file else WEIGHTS
@@ -106,7 +109,10 @@ def _complete(config: PretrainedConfig, file: Path) -> None:
     from gguf import GGUFReader
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    read = GGUFReader(file)
+    read, kind = GGUFReader(file), config.model_type
+    lost = kind in ("phi3", "stablelm", "starcoder2") or (kind == "gemma2" and config.hidden_size == 4608)
+    biased = any(tensor.name.endswith(".bias") for tensor in read.tensors)
+    lost |= kind == "llama" and (biased or "llama.attention.head_count_kv" not in read.fields)
     ropes = {tensor.name: torch.tensor(tensor.data) for tensor in read.tensors if tensor.name.startswith("rope_f")}
     scaled = any(key.endswith("rope.scaling.factor") and value.contents() != 1 for key, value in read.fields.items())
     name = "rope_parameters" if hasattr(config, "rope_parameters") else "rope_scaling"  # in transformers 4
@@ -116,8 +122,9 @@ def _complete(config: PretrainedConfig, file: Path) -> None:
         llama3 = {"rope_type": "llama3", "factor": float(scales.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         setattr(config, name, {**own, **llama3, "original_max_position_embeddings": 8192})
         scaled |= not torch.allclose(plain / LlamaRotaryEmbedding(config).inv_freq, scales, 1e-4)
-    if ropes or scaled:
-        raise ValueError("its rotary positions are scaled; give the checkpoint in safetensors that it was made of")
+    if ropes or scaled or lost:
+        problem = "a part of such a file is left out, or its rotary positions are scaled"
+        raise ValueError(f"{problem}; give the checkpoint in safetensors that it was made of")
     if (end := read.fields.get("tokenizer.ggml.eot_token_id")) and isinstance(config.eos_token_id, int):
         config.eos_token_id = sorted({config.eos_token_id, end.contents()})
 

@@ -70,7 +70,7 @@ class Packing(NamedTuple):
         rules = (described.get("dynamic") or {}).items()  # of GPTQModel, where -: leaves matrices as they are
         if any(not name.startswith("-:") and rule.get("bits", bits) != bits for name, rule in rules):
             form = "several widths"
-        ordered = described.get("desc_act") or weights.get("actorder") in ("group", "dynamic")
+        ordered = described.get("desc_act") or weights.get("actorder") not in (None, False, "weight", "static")
         if form not in FORMS.get(method, ()) or bits != 4:
             known = ", ".join(f"{name} ({' or '.join(forms)})" for name, forms in FORMS.items())
             raise ValueError(f"{method} ({form}, {bits} bits); readable are {known}, of 4 bits")

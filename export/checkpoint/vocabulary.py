@@ -38,9 +38,9 @@ def describe_vocabularies(
     shared, end = int((drafted >= 0).sum()), target.eos_token_id
     if shared < LEAST * len(ours) or end is None or drafted[end] < 0:
         problem = f"{shared} of the target's {len(ours)} tokens are in both vocabularies ({shared / len(ours):.0%})"
-        needed = f"but at least {LEAST:.0%} and one that ends a text must be"
+        needed = f"at least {LEAST:.0%}" if shared < LEAST * len(ours) else "the one that ends a text"
         remedy = "give another, or none, and drafts are looked up"
-        raise InvalidInput("auxiliary", auxiliary.name_or_path, f"{problem}, {needed}; {remedy}")
+        raise InvalidInput("auxiliary", auxiliary.name_or_path, f"{problem}, but {needed} must be; {remedy}")
     return said | {"auxiliary_vocabulary_hash": vocabulary_hash(theirs), "shared_tokens": shared}
 
 

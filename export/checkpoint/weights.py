@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from export.checkpoint.packed import Packed, Packing
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, refused_as
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ def stored_packed(folder: Path, packing: Packing) -> dict[str, Callable[[], Pack
         raise ValueError(f"{packing.method} divides activations by {lost[0]}; give the checkpoint that was packed")
 
     def read(prefix: str) -> Packed:
-        return packing.read(lambda part: _read(files, prefix + part))
+        with refused_as("weights", prefix + packing.suffix, f"not as {packing.method} packs a matrix"):
+            return packing.read(lambda part: _read(files, prefix + part))
 
     prefixes = [name.removesuffix(packing.suffix) for name in files if name.endswith(f".{packing.suffix}")]
     return {f"{prefix}weight": partial(read, prefix) for prefix in prefixes}

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from mtad import __version__
 from runtime.server.middleware import Guard
 from runtime.server.routes import Endpoint, document
 from runtime.server.schema import Body, ChatCompletionRequest, CompletionRequest
@@ -50,9 +49,6 @@ def create_app(service: Service) -> ASGIApp:
 def table(service: Service | Gateway) -> list[Endpoint]:
     """Every route of the server; the router takes the first row that fits."""
 
-    async def version(_: Request) -> Response:
-        return JSONResponse({"version": __version__})
-
     def text(path: str, body: type[Body], summary: str) -> Endpoint:
         return Endpoint(path, partial(service.complete, body), f"{summary}, whole or in events", body, ("POST",))
 
@@ -69,7 +65,6 @@ def table(service: Service | Gateway) -> list[Endpoint]:
         text("/v1/chat/completions", ChatCompletionRequest, "Answer the last message of a chat"),
         Endpoint("/v1/models", service.models, "The model, its limits, and every parameter with its type and default."),
         Endpoint("/v1/models/{model:path}", service.model, "One model."),
-        Endpoint("/version", version, "The toolkit's version."),
         Endpoint("/ping", service.live, live, methods=("GET", "POST")),
         Endpoint("/health/live", service.live, live),
         Endpoint("/health/ready", service.ready, ready),

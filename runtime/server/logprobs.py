@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
@@ -51,17 +51,14 @@ class TokenNames:
 
     def __init__(self, tokenizer: Tokenizer, grammars: Grammars) -> None:
         self._tokenizer, self._grammars = tokenizer, grammars
-        self._known: dict[int, tuple[str, bytes]] = {}
+        self.name = cache(self._name)
 
-    def name(self, token: int) -> tuple[str, bytes]:
+    def _name(self, token: int) -> tuple[str, bytes]:
         """Text of a token (`�` for parts of characters) and its bytes."""
-        found = self._known.get(token)
-        if found is None:
-            raw = bytes(self._grammars.prepare().decode_bytes([token]))
-            if not raw and self._tokenizer.id_to_token(token) in LAST_BYTE:
-                raw = b"\xff"
-            found = self._known[token] = raw.decode("utf-8", errors="replace"), raw
-        return found
+        raw = bytes(self._grammars.prepare().decode_bytes([token]))
+        if not raw and self._tokenizer.id_to_token(token) in LAST_BYTE:
+            raw = b"\xff"
+        return raw.decode("utf-8", errors="replace"), raw
 
     def key(self, token: int) -> str:
         r"""Text of a token that tells it from others: `bytes:\xe6\x97` for parts of characters, as OpenAI does."""

@@ -21,19 +21,13 @@ _NO_SETTING = "the model has no such setting"
 UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "best_of": ("ask for n choices and choose by their logprobs", (1,)),
     "suffix": ("text is continued, not filled in", ("",)),
-    "tools": (_CHATS, ([],)),
-    "tool_choice": (_CHATS, ("none",)),
-    "parallel_tool_calls": (_CHATS, (True, False)),
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), (_CHATS, ([], "none", True, False))),
     **dict.fromkeys(("functions", "function_call"), (_TOOLS, ([], "none"))),
-    **dict.fromkeys(("audio", "input_audio", "image_url", "video_url", "file"), (_TEXT, ())),
-    "modalities": (_TEXT, (["text"],)),
+    **dict.fromkeys(("audio", "input_audio", "image_url", "video_url", "file", "modalities"), (_TEXT, (["text"],))),
     **dict.fromkeys(("store", "metadata"), (_STORED, (False, {}))),
-    **dict.fromkeys(("reasoning", "reasoning_effort"), (_NO_SETTING, ())),
-    "verbosity": (_NO_SETTING, ("medium",)),
+    **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), (_NO_SETTING, ("medium",))),
     "prediction": ("put it into the prompt, where draft lookup finds it; see draft", ()),
     "service_tier": ("see priority", ("auto", "default")),
-    "web_search_options": ("there is no web search", ()),
-    "logprobs_mode": ("log-probabilities are the target's, unprocessed", ()),
 }
 """Fields of OpenAI's that cannot be honoured: why, and values that ask for nothing, which clients send."""
 IGNORED_FIELDS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config
 
 from engines.folder import read_spec
 from export.checkpoint.find import _complete, find
@@ -33,6 +33,24 @@ def test_a_tied_head_that_is_stored_has_to_be_the_embeddings(tmp_path: Path) -> 
     same = stored["model.embed_tokens.weight"].clone()
     save_file({**stored, "lm_head.weight": same}, source / "model.safetensors", {"format": "pt"})
     assert torch.equal(found.weights()("lm_head.weight"), same)
+
+
+def test_an_adapter_of_one_of_two_tied_ends_is_refused(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = make_checkpoint(tmp_path / "base", seed=1, tie_word_embeddings=True)
+    config = peft.LoraConfig(target_modules=["q_proj", "embed_tokens"], r=4, init_lora_weights=False)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(InvalidInput, match="one of two tied ends"):
+        find("target", str(tmp_path / "adapter")).load(torch.float32)
+
+
+def test_an_adapter_that_saved_its_embeddings_is_merged(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = make_checkpoint(tmp_path / "base", seed=1)
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"], r=4)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    find("target", str(tmp_path / "adapter")).load(torch.float32)
 
 
 def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -> None:
@@ -96,7 +114,7 @@ def test_a_gguf_file_of_llama_3_has_its_scaled_positions_and_both_of_its_ends(fa
     change_json(source / "config.json", rope_parameters={"rope_theta": 10000.0, **scaling})
     original = find("target", str(source)).load(torch.float32)
     plain = 10000.0 ** (-torch.arange(0, 16, 2) / 16)
-    scales = {"rope_freqs": plain / original.model.rotary_emb.inv_freq}
+    scales = {"rope_freqs.weight": plain / original.model.rotary_emb.inv_freq}
     write_gguf(path, load_file(source / "model.safetensors"), "F32", scales, eot_token_id=5)
     found, tokens = find("target", str(path)), torch.arange(200)[None]
     assert found.eos_token_ids() == (0, 5)
@@ -108,19 +126,22 @@ def test_a_gguf_file_of_llama_3_has_its_scaled_positions_and_both_of_its_ends(fa
 @pytest.mark.parametrize(
     ("scales", "values"),
     [
-        ({"rope_freqs": torch.linspace(1, 8, 8)}, {}),
-        ({"rope_factors_long": torch.ones(8), "rope_factors_short": torch.ones(8)}, {}),
+        ({"rope_freqs.weight": torch.linspace(1, 8, 8)}, {}),
+        ({"blk.0.attn_q.bias": torch.ones(64)}, {}),
+        ({"rope_factors_long.weight": torch.ones(8), "rope_factors_short.weight": torch.ones(8)}, {}),
         ({}, {"type": "yarn", "factor": 4.0}),
         ({}, {"type": "linear", "factor": 8.0}),
     ],
 )
-def test_a_gguf_file_whose_positions_are_scaled_in_another_way_is_refused(
+def test_a_gguf_file_of_which_transformers_would_leave_something_out_is_refused(
     scales: dict[str, Tensor], values: dict[str, Any], tmp_path: Path
 ) -> None:
     weights = load_file(make_checkpoint(tmp_path / "source", seed=1) / "model.safetensors")
     write_gguf(tmp_path / "plain.gguf", weights, "F32", type="linear", factor=1.0)
     find("target", str(tmp_path / "plain.gguf"))
     _complete(GPT2Config(), tmp_path / "plain.gguf")  # which has no rotary positions
+    with pytest.raises(ValueError, match="left out"):
+        _complete(Phi3Config(), tmp_path / "plain.gguf")
     write_gguf(tmp_path / "model.gguf", weights, "F32", scales, **values)
     with pytest.raises(InvalidInput, match=r"^target .*model\.gguf.*positions are scaled; give the checkpoint in safe"):
         find("target", str(tmp_path / "model.gguf"))
@@ -173,7 +194,7 @@ def write_gguf(
     for name, value in values.items():
         add[name](value)
     for name, scale in (scales or {}).items():
-        writer.add_tensor(f"{name}.weight", scale.numpy())
+        writer.add_tensor(name, scale.numpy())
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     names = {
         "embed_tokens": "token_embd",

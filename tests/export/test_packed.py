@@ -15,6 +15,7 @@ from torch import Tensor
 
 from export.checkpoint.find import find
 from export.checkpoint.packed import Packing
+from export.checkpoint.weights import STORED
 from export.options import ExportOptions
 from export.plan import plan_pair
 from export.quantization.weight_only import _as_blocks, dequantized
@@ -173,3 +174,25 @@ def test_a_scale_that_is_not_a_matrix_own_is_refused_before_any_work(tmp_path: P
     save_file(stored, tmp_path / "packed" / "model.safetensors")
     with pytest.raises(InvalidInput, match=r"^target .*divides activations by model\.layers\.1\.mlp\.act\.scales"):
         plan_pair(ExportOptions(str(tmp_path / "packed"), capacity=256))
+
+
+def test_a_matrix_of_which_a_part_is_missing_is_refused_by_name(tmp_path: Path) -> None:
+    write_packed(tmp_path / "packed", gptq, GPTQ)
+    stored = load_file(tmp_path / "packed" / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj"
+    save_file({key: part for key, part in stored.items() if key != f"{name}.g_idx"}, tmp_path / "packed" / STORED)
+    with pytest.raises(InvalidInput, match=rf"^weights = '{name}\.qweight': not as gptq packs a matrix"):
+        find("target", str(tmp_path / "packed")).weights()(f"{name}.weight")
+
+
+def test_columns_in_an_order_of_their_own_are_found_by_whatever_says_so(tmp_path: Path) -> None:
+    for ordered in (True, "group", "dynamic"):
+        groups = {"0": {"weights": WEIGHTS | {"actorder": ordered}}}
+        assert not Packing.of(COMPRESSED | {"config_groups": groups}).in_order
+
+
+def test_scales_of_which_no_configuration_tells_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", seed=1) / STORED
+    save_file({**load_file(path), "model.layers.0.mlp.up_proj.SCB": torch.ones(4)}, path, {"format": "pt"})
+    with pytest.raises(InvalidInput, match=r"no quantization_config says how .*SCB is used"):
+        find("target", str(path.parent))

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from engines.vocabulary import Translation
+from engines.vocabulary import Translation, contents
+from export.checkpoint.vocabulary import describe_vocabularies
 from export.options import ExportOptions
 from export.pair import export_pair
 from mtad import LLM, DecodingParams, RuntimeConfig
@@ -25,7 +26,7 @@ from runtime.commands.inspect_folder import inspect
 from runtime.decoder.translated import UNKNOWN
 from runtime.pair import open_pair
 from runtime.scheduler.request import Result
-from tests.support.checkpoints import make_checkpoint, make_other_tokenizer
+from tests.support.checkpoints import byte_tokenizer, make_checkpoint, make_other_tokenizer
 from tests.support.integrity import check_loop
 from tests.support.once import once
 
@@ -168,3 +169,20 @@ def test_a_pair_says_what_its_vocabularies_share_and_whatever_is_wrong_of_them_i
         (folder / "pair.json").write_text(json.dumps(values))
         with pytest.raises(InvalidInput, match="export again"):
             open_pair(folder)
+
+
+def test_the_same_token_stands_for_the_end_of_a_text_in_every_process() -> None:
+    """Of two that could: the target's own end, which the auxiliary lacks, and another token, which it ends with."""
+    target = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer("<end>"), eos_token="<end>")
+    auxiliary = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<eos>")
+    for _ in range(12):  # a tokenizer gives its tokens in another order each time
+        assert Translation.of(target, auxiliary).drafted[target.eos_token_id] == auxiliary.eos_token_id
+    endless = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    with pytest.raises(InvalidInput, match=r"257 of the target's 258 tokens .*, but the one that ends a text must be"):
+        describe_vocabularies(target, endless, 258, 257)
+
+
+def test_added_tokens_of_spaces_are_spaces() -> None:
+    tokenizer = make_other_tokenizer()
+    tokenizer.add_tokens(["▁▁"])
+    assert contents(tokenizer)[len(tokenizer) - 1] == b"  "
