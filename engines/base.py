@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor
 
 from engines.cache.base import KvCache
@@ -47,13 +46,13 @@ class EngineSpec:
     """
 
     architecture: str
-    layers: PositiveInt
-    kv_heads: PositiveInt
-    head_dim: PositiveInt
-    vocab_size: PositiveInt
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
     dtype: str
-    rows: PositiveInt
-    capacity: PositiveInt
+    rows: int
+    capacity: int
     eos_token_ids: tuple[int, ...]
     format: str
     checkpoint_hash: str

@@ -12,7 +12,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from engines.base import KV_PAGE, Engine, EngineSpec, input_shapes
@@ -79,6 +78,8 @@ def read_spec(folder: Path) -> EngineSpec:
     Raises:
         InvalidInput: missing, malformed or newer description, or the model file is not there.
     """
+    from pydantic import TypeAdapter, ValidationError  # which a GPU's machine may lack
+
     values = read_json(folder, "engine.json")
     if wrong := sorted(values.keys() ^ {field.name for field in fields(EngineSpec)}):
         raise InvalidInput("engine.json", str(folder), f"fields missing or unknown: {', '.join(wrong)}; export again")
@@ -88,6 +89,9 @@ def read_spec(folder: Path) -> EngineSpec:
         error = found.errors()[0]
         field = " ".join(map(str, ("engine.json", *error["loc"])))
         raise InvalidInput(field, error["input"], f"{error['msg'].lower()}; export again") from None
+    for name, value in (values | (values["plan"] or {})).items():
+        if type(value) is int and value < 1:
+            raise InvalidInput(f"engine.json {name}", value, "not positive; export again")
     if spec.capacity % KV_PAGE:
         raise InvalidInput("engine.json capacity", spec.capacity, f"not a multiple of {KV_PAGE}; export again")
     for name, known in (("format", FORMATS), ("precision", PRECISIONS), ("attention", ATTENTION)):

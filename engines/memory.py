@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pydantic import ByteSize
-
 from mtad.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -115,4 +113,6 @@ def parse_bytes(size: int | str, field: str = "memory") -> int:
 
 def format_bytes(size: int) -> str:
     """A size as people read it, such as `1.5 GiB`."""
+    from pydantic import ByteSize  # which a GPU's machine may lack
+
     return ByteSize(size).human_readable(separator=" ")

@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import ClassVar
 
 import torch
-from pydantic import ConfigDict, PositiveInt
 
 from engines.kinds import FORMATS
 from mtad.errors import InvalidInput, imported
@@ -38,14 +37,14 @@ class TensorRtPlan:
         prefill_tokens: most tokens of the profile for prompts, which runs one row.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     version: str
     gpu: str | None
     compute_capabilities: tuple[str, ...]
-    decode_rows: PositiveInt
-    decode_tokens: PositiveInt
-    prefill_tokens: PositiveInt
+    decode_rows: int
+    decode_tokens: int
+    prefill_tokens: int
 
 
 def load_runtime(format: str) -> ModuleType:

@@ -42,7 +42,7 @@ class Translation:
             if one is not None and other is not None and ours[one] not in known:
                 ours[one] = theirs[other]
         if (end := target.eos_token_id) is not None:
-            ours[end] = ours.pop(end)  # the last one of a content stands for it
+            ours[end] = ours.pop(end)  # of tokens with one content, the last one is drafted
         same = {token: known[content] for content, token in {c: t for t, c in ours.items()}.items() if content in known}
         drafted = np.full(max(ours) + 1, -1)
         drafted[list(same)] = list(same.values())
@@ -118,7 +118,7 @@ class Text:
 
 
 def contents(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes | str]:
-    """What each token stands for: its bytes, or the name of a special token; the best for a content comes last.
+    """What each token stands for: its bytes, or the name of a special token; the best of one content comes last.
 
     Raises:
         InvalidInput: it is neither a byte-level tokenizer nor one like SentencePiece's.

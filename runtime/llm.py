@@ -242,10 +242,8 @@ class LLM:
         opening, closing = (self.tokenize(tag, special_tokens=False) for tag in tags)
         if not (opening and closing):
             raise InvalidInput("thinking_tags", tags, "the tokenizer makes no tokens of one of them")
-        inside, closed = (ends_with(prompt, tag, self.pair.tokenizer) for tag in (opening, closing))
-        return Thoughts(
-            opening, closing, inside, params.thinking_token_budget, bool(params.thinking_tags) and not closed
-        )
+        inside, over = (ends_with(prompt, tag, self.pair.tokenizer) for tag in (opening, closing))
+        return Thoughts(opening, closing, inside, params.thinking_token_budget, bool(params.thinking_tags) and not over)
 
     def add(self, prompt: Prompt, params: DecodingParams | None = None, priority: int = 0) -> Request:
         """Queue one request.

@@ -114,15 +114,16 @@ class Checkpoint:
                 from peft import PeftModel
 
                 warnings.filterwarnings("error", "Found missing adapter keys")  # of which nothing would be merged
-                adapted = PeftModel.from_pretrained(model, str(self.adapter))
+                ends = {model.get_input_embeddings(), model.get_output_embeddings()}
+                adapted = PeftModel.from_pretrained(model, str(self.adapter))  # which does not say what it left out
                 renamed = getattr(model, "_checkpoint_conversion_mapping", None)  # in transformers 4
-                found = adapted.load_adapter(str(self.adapter), "default", key_mapping=renamed)  # which tells the rest
+                found = adapted.load_adapter(str(self.adapter), "default", key_mapping=renamed)
                 if unknown := [name for name in found.unexpected_keys if "lora_" in name]:
                     raise ValueError(f"its base model has no place for {len(unknown)} weights, such as {unknown[0]}")
-                ends = {name.rpartition(".")[2] for name in adapted.base_model.targeted_module_names}
-                tied = self.config.get_text_config().tie_word_embeddings and ends & {"embed_tokens", "lm_head"}
-                if tied or getattr(adapted.peft_config["default"], "layer_replication", None):
-                    raise ValueError("it repeats layers, or is for one of two tied ends; merge it yourself")
+                kinds = "base_layer", "original_module"
+                changed = {getattr(module, kind, None) for module in adapted.modules() for kind in kinds}
+                if self.config.get_text_config().tie_word_embeddings and not ends.isdisjoint(changed):
+                    raise ValueError("it changes embeddings that are tied; give the merged model")
                 model = adapted.merge_and_unload()
         return model.eval()
 

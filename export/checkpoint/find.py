@@ -21,8 +21,7 @@ from export.checkpoint.weights import stored_files
 from export.options import ADAPTER, GGUF
 from mtad.errors import InvalidInput, first_line, refused_as
 
-SCALES = ("weight_scale", "_scale_inv", "_scale_2", "_block_scale", ".SCB", "weight.scale", ".scale_weight", ".scales")
-"""What names of the scales of quantized weights end in."""
+SCALES = ("weight_scale", "weight_scale_inv", "weight_scale_2", ".scales", ".SCB", ".absmax")  # endings of names
 
 
 def find(name: str, source: str, weights: bool = True, revision: str | None = None) -> Checkpoint:
@@ -112,7 +111,7 @@ def _complete(config: PretrainedConfig, file: Path) -> None:
     read, kind = GGUFReader(file), config.model_type
     lost = kind in ("phi3", "stablelm", "starcoder2") or (kind == "gemma2" and config.hidden_size == 4608)
     biased = any(tensor.name.endswith(".bias") for tensor in read.tensors)
-    lost |= kind == "llama" and (biased or "llama.attention.head_count_kv" not in read.fields)
+    lost |= kind in ("llama", "mistral") and (biased or "llama.attention.head_count_kv" not in read.fields)
     ropes = {tensor.name: torch.tensor(tensor.data) for tensor in read.tensors if tensor.name.startswith("rope_f")}
     scaled = any(key.endswith("rope.scaling.factor") and value.contents() != 1 for key, value in read.fields.items())
     name = "rope_parameters" if hasattr(config, "rope_parameters") else "rope_scaling"  # in transformers 4
@@ -123,7 +122,7 @@ def _complete(config: PretrainedConfig, file: Path) -> None:
         setattr(config, name, {**own, **llama3, "original_max_position_embeddings": 8192})
         scaled |= not torch.allclose(plain / LlamaRotaryEmbedding(config).inv_freq, scales, 1e-4)
     if ropes or scaled or lost:
-        problem = "a part of such a file is left out, or its rotary positions are scaled"
+        problem = "transformers leaves a part of such a file out" if lost else "its rotary positions are scaled"
         raise ValueError(f"{problem}; give the checkpoint in safetensors that it was made of")
     if (end := read.fields.get("tokenizer.ggml.eot_token_id")) and isinstance(config.eos_token_id, int):
         config.eos_token_id = sorted({config.eos_token_id, end.contents()})

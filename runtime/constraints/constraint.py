@@ -104,7 +104,7 @@ class Constraint:
         return None if self.thinking else self._follower
 
     def begin(self, thinking: bool, tag: Sequence[int], may_open: bool) -> bool:
-        """Before the text, inside a thought or not: whether a grammar has no place for the tag that opens one.
+        """Before the text: whether its thoughts open once, since a grammar has no place for their tag.
 
         With `may_open`, and without bad words, the text may begin with the tag all the same: thoughts have no grammar.
         """

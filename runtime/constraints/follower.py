@@ -24,7 +24,7 @@ Bits = NDArray[np.uint8]
 """A set of tokens, one bit each, least significant first: uint8 [ceil(V / 8)]."""
 
 MASK_SECONDS, MASK_CREDIT_SECONDS, LONGEST_CHARGED = 1e-3, 0.1, 0.02
-"""Processor time that a request may take for each set of allowed tokens, on the mean, and beyond that, for a while:
+"""Processor time that a request may take for each set of allowed tokens, on average, and beyond that, for a while:
 else many sets at llguidance's limits would make the whole batch wait. A single set is charged 20 ms at most, since
 Python may collect garbage meanwhile. Grammars of a few hundred rules take 0.02 to 0.3 ms, over 128,000 tokens."""
 GROWTH, MAX_GROWTH = 500 * 2**20, 96 * 2**20

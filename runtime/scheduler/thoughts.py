@@ -48,7 +48,7 @@ class Thoughts:
         opening, closing: the tags' token ids.
         inside: whether the next token belongs to a thought.
         budget: tokens of a thought at most, without its closing tag.
-        may_open, opens_once: where a grammar has no place for the tag, a thought opens at the text's start, if at all.
+        may_open, opens_once: what `runtime.constraints.constraint.Constraint.begin` takes and gives.
         length: tokens of the thought so far.
         switches: where tags lie in the text, as token numbers from and to; every second one opens a thought.
     """

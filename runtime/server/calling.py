@@ -92,7 +92,7 @@ class Calling:
         if isinstance(choice, NamedTool):
             functions = [function for function in functions if function.name == name]
         if not functions:
-            raise InvalidInput("tool_choice", name, "there is no such tool; give it among the tools")
+            raise InvalidInput("tool_choice", name, "give tools" if name == choice else "give it among the tools")
         if form is None and choice == "auto":
             problem = "the chat template shows no form of calls that is known here, which are Hermes's and Llama 3's"
             remedy = 'start the server with another --chat-template, or give tool_choice "required" or a function'
@@ -109,8 +109,8 @@ class Calling:
         if params.constrained:
             field, text = language(params)
             raise InvalidInput(field, text, "calls have a grammar of their own; leave this out, or the tools")
-        marks = re.findall(r"<\S+>", self.form.before + self.form.after)
-        special = any(one.special and one.content in marks for one in tokenizer.get_added_tokens_decoder().values())
+        marks, added = self.form.before + self.form.after, tokenizer.get_added_tokens_decoder().values()
+        special = any(one.special and one.content in marks for one in added)
         skips = params.skip_special_tokens and not special  # else a call could not be told by its marks
         return replace(params, grammar=self.grammar(tokenizer, eos), skip_special_tokens=skips)
 

@@ -113,7 +113,8 @@ class Service:
         pair, calling = self.engine.llm.pair, None
         params = body.parameters(pair.defaults)
         if isinstance(body, ChatCompletionRequest):
-            params = replace(params, thinking_tags=params.thinking_tags or self.engine.llm.tags or ())
+            tags = () if "thinking_tags" in body.model_fields_set else self.engine.llm.tags or ()
+            params = replace(params, thinking_tags=params.thinking_tags or tags)  # a thought may come before a grammar
             calling = Calling.of(body, self._template.source(body.tools))
         if calling:
             params = calling.constrain(params, pair.tokenizer.backend_tokenizer, pair.eos)

@@ -11,7 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    Phi3Config,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 from engines.folder import read_spec
 from export.checkpoint.find import _complete, find
@@ -35,12 +42,16 @@ def test_a_tied_head_that_is_stored_has_to_be_the_embeddings(tmp_path: Path) -> 
     assert torch.equal(found.weights()("lm_head.weight"), same)
 
 
-def test_an_adapter_of_one_of_two_tied_ends_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [{"target_modules": ["q_proj", "embed_tokens"]}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}],
+)
+def test_an_adapter_of_one_of_two_tied_ends_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     base = make_checkpoint(tmp_path / "base", seed=1, tie_word_embeddings=True)
-    config = peft.LoraConfig(target_modules=["q_proj", "embed_tokens"], r=4, init_lora_weights=False)
+    config = peft.LoraConfig(**changed, r=4, init_lora_weights=False)
     peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(InvalidInput, match="one of two tied ends"):
+    with pytest.raises(InvalidInput, match="embeddings that are tied"):
         find("target", str(tmp_path / "adapter")).load(torch.float32)
 
 
@@ -49,8 +60,11 @@ def test_an_adapter_that_saved_its_embeddings_is_merged(tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base", seed=1)
     config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"], r=4)
     adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    with torch.no_grad():
+        adapted.get_output_embeddings().weight.mul_(2)
     adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
-    find("target", str(tmp_path / "adapter")).load(torch.float32)
+    found = find("target", str(tmp_path / "adapter")).load(torch.float32).get_output_embeddings().weight
+    assert torch.equal(found, 2 * AutoModelForCausalLM.from_pretrained(base).get_output_embeddings().weight)
 
 
 def test_an_adapter_is_its_checkpoint_with_it_merged(tmp_path: Path, run: Run) -> None:
@@ -127,21 +141,24 @@ def test_a_gguf_file_of_llama_3_has_its_scaled_positions_and_both_of_its_ends(fa
     ("scales", "values"),
     [
         ({"rope_freqs.weight": torch.linspace(1, 8, 8)}, {}),
-        ({"blk.0.attn_q.bias": torch.ones(64)}, {}),
         ({"rope_factors_long.weight": torch.ones(8), "rope_factors_short.weight": torch.ones(8)}, {}),
         ({}, {"type": "yarn", "factor": 4.0}),
         ({}, {"type": "linear", "factor": 8.0}),
     ],
 )
-def test_a_gguf_file_of_which_transformers_would_leave_something_out_is_refused(
+def test_a_gguf_file_whose_positions_are_scaled_in_another_way_is_refused(
     scales: dict[str, Tensor], values: dict[str, Any], tmp_path: Path
 ) -> None:
     weights = load_file(make_checkpoint(tmp_path / "source", seed=1) / "model.safetensors")
     write_gguf(tmp_path / "plain.gguf", weights, "F32", type="linear", factor=1.0)
     find("target", str(tmp_path / "plain.gguf"))
     _complete(GPT2Config(), tmp_path / "plain.gguf")  # which has no rotary positions
-    with pytest.raises(ValueError, match="left out"):
-        _complete(Phi3Config(), tmp_path / "plain.gguf")
+    for config in (Phi3Config(), StableLmConfig(), Starcoder2Config(), Gemma2Config(hidden_size=4608)):
+        with pytest.raises(ValueError, match="leaves a part of such a file out"):
+            _complete(config, tmp_path / "plain.gguf")
+    write_gguf(tmp_path / "biased.gguf", weights, "F32", {"blk.0.attn_q.bias": torch.ones(64)})
+    with pytest.raises(InvalidInput, match="leaves a part of such a file out"):
+        find("target", str(tmp_path / "biased.gguf"))
     write_gguf(tmp_path / "model.gguf", weights, "F32", scales, **values)
     with pytest.raises(InvalidInput, match=r"^target .*model\.gguf.*positions are scaled; give the checkpoint in safe"):
         find("target", str(tmp_path / "model.gguf"))

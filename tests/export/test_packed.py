@@ -185,10 +185,11 @@ def test_a_matrix_of_which_a_part_is_missing_is_refused_by_name(tmp_path: Path) 
         find("target", str(tmp_path / "packed")).weights()(f"{name}.weight")
 
 
-def test_columns_in_an_order_of_their_own_are_found_by_whatever_says_so(tmp_path: Path) -> None:
-    for ordered in (True, "group", "dynamic"):
+def test_columns_in_an_order_of_their_own_are_found_by_whatever_says_so() -> None:
+    for ordered in (True, "group", "dynamic", None, False, "static", "weight"):
         groups = {"0": {"weights": WEIGHTS | {"actorder": ordered}}}
-        assert not Packing.of(COMPRESSED | {"config_groups": groups}).in_order
+        in_order = Packing.of(COMPRESSED | {"config_groups": groups}).in_order
+        assert in_order == (ordered in (None, False, "static", "weight"))
 
 
 def test_scales_of_which_no_configuration_tells_are_refused(tmp_path: Path) -> None:

@@ -232,7 +232,10 @@ def test_a_prompt_that_ends_with_the_tag_has_opened_the_thought(plain: LLM, end:
 
 
 @pytest.mark.parametrize("method", ["sample", "block", "mmtad_sample"])
-def test_a_thought_may_open_where_a_grammar_holds_for_the_answer(plain: LLM, method: str) -> None:
+def test_a_thought_may_open_where_a_grammar_holds_for_the_answer(
+    plain: LLM, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "tags", TAGGED.thinking_tags)
     opening = plain.tokenize("<think>", special_tokens=False)
     assert len(opening) > 1
     params = replace(TAGGED, method=method, thinking_token_budget=4, regex="[a-z]{3,6}", n=3)

@@ -174,12 +174,15 @@ def test_a_pair_says_what_its_vocabularies_share_and_whatever_is_wrong_of_them_i
 def test_the_same_token_stands_for_the_end_of_a_text_in_every_process() -> None:
     """Of two that could: the target's own end, which the auxiliary lacks, and another token, which it ends with."""
     target = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer("<end>"), eos_token="<end>")
-    auxiliary = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<eos>")
-    for _ in range(12):  # a tokenizer gives its tokens in another order each time
-        assert Translation.of(target, auxiliary).drafted[target.eos_token_id] == auxiliary.eos_token_id
+    for name, words in (("<eos>", ()), ("<last>", ("<first>", "<last>"))):  # ids before and behind the target's end
+        shared = byte_tokenizer("<end>", *words)
+        target = PreTrainedTokenizerFast(tokenizer_object=shared, eos_token="<end>")
+        auxiliary = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(*words), eos_token=name)
+        for _ in range(12):  # a tokenizer gives its tokens in another order each time
+            assert Translation.of(target, auxiliary).drafted[target.eos_token_id] == auxiliary.eos_token_id
     endless = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-    with pytest.raises(InvalidInput, match=r"257 of the target's 258 tokens .*, but the one that ends a text must be"):
-        describe_vocabularies(target, endless, 258, 257)
+    with pytest.raises(InvalidInput, match="in both vocabularies .*, but the one that ends a text must be"):
+        describe_vocabularies(target, endless, len(target), len(endless))
 
 
 def test_added_tokens_of_spaces_are_spaces() -> None:

@@ -68,3 +68,21 @@ def test_the_template_is_told_how_much_to_think_and_the_roles_it_knows(server: L
         assert prompt(messages=before).startswith("[assistant] (1 + 2) 3\n")
     told = [*MESSAGES, {"role": "developer", "content": "Be brief."}]
     assert prompt(messages=told).startswith("[developer] Be brief.\n"), "the template knows this role"
+
+
+def test_a_chat_may_think_before_an_answer_with_a_grammar_and_a_completion_may_not(
+    server: LiveServer, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.engine.llm, "tags", ("<think>", "</think>"))
+    first = plain.tokenize("<think>", special_tokens=False)[0]
+    others = {"regex": "[a-z]{3}", "logit_bias": {str(first): 60}, "thinking_token_budget": 5}
+    others["chat_template_kwargs"] = {"enable_thinking": False}  # so that the prompt opens no thought
+    cases: list[dict[str, Any]] = [{}, {"thinking_tags": []}]
+    for declined in cases:
+        _, _, chat = call(server, "POST", "/v1/chat/completions", ASKED | others | declined)
+        message = chat["choices"][0]["message"]
+        assert bool(message.get("reasoning_content")) == (not declined)
+        assert message["content"].isalpha()
+    text = {"prompt": "How many"} | {name: value for name, value in others.items() if name != "chat_template_kwargs"}
+    _, _, answer = call(server, "POST", "/v1/completions", {"model": MODEL, "seed": 3, "max_tokens": 24} | text)
+    assert answer["choices"][0]["text"].isalpha()
