@@ -181,7 +181,7 @@ def test_the_same_token_stands_for_the_end_of_a_text_in_every_process() -> None:
         for _ in range(12):  # a tokenizer gives its tokens in another order each time
             assert Translation.of(target, auxiliary).drafted[target.eos_token_id] == auxiliary.eos_token_id
     endless = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-    with pytest.raises(InvalidInput, match="in both vocabularies .*, but the one that ends a text must be"):
+    with pytest.raises(InvalidInput, match=r"in both vocabularies .*, but the one that ends a text must be"):
         describe_vocabularies(target, endless, len(target), len(endless))
 
 
