@@ -198,7 +198,7 @@ def test_a_damaged_description_of_a_plan_is_refused(plan: object, rtx_pair: Path
     shutil.copytree(rtx_pair / "auxiliary", tmp_path / "engine")
     path = tmp_path / "engine" / "engine.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "plan": plan}))
-    with pytest.raises(InvalidInput, match="plan"):
+    with pytest.raises(InvalidInput, match=r"plan|decode_rows"):
         read_spec(tmp_path / "engine")
 
 
