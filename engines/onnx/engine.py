@@ -53,7 +53,7 @@ class OnnxRuntimeEngine(Engine):
     Args:
         graph: the file in the folder that is run.
         packed: whether rows are as close together as the longest of them allows (`ColumnCache`).
-        stream: the stream of a GPU that the session runs on; default: it runs on the CPU.
+        stream: the stream of a GPU that the session runs on, refused unless all of the graph does; default: the CPU.
     """
 
     cache: ColumnCache

@@ -41,7 +41,7 @@ class TorchEngine(Engine):
         source: a folder with the checkpoint, or the model.
         device: torch's name of where weights and cache lie. On a GPU, weights are read from the files straight to it if
             the package accelerate is there, else by way of the host's memory.
-        attention: one of `engines.pytorch.attention.ATTENTION`; default: `triton` on a GPU, else `sdpa`.
+        attention: one of `engines.pytorch.attention.ATTENTION` that can run; default: `triton` on a GPU, else `sdpa`.
         fused: with our attention, replace the model's own operations by fewer (`engines.pytorch.fusion`).
 
     Attributes:

@@ -120,9 +120,8 @@ class Checkpoint:
                 found = adapted.load_adapter(str(self.adapter), "default", key_mapping=renamed)
                 if unknown := [name for name in found.unexpected_keys if "lora_" in name]:
                     raise ValueError(f"its base model has no place for {len(unknown)} weights, such as {unknown[0]}")
-                kinds = "base_layer", "original_module"
-                changed = {getattr(module, kind, None) for module in adapted.modules() for kind in kinds}
-                if self.config.get_text_config().tie_word_embeddings and not ends.isdisjoint(changed):
+                old = {getattr(m, kind, None) for m in adapted.modules() for kind in ("base_layer", "original_module")}
+                if self.config.get_text_config().tie_word_embeddings and not ends.isdisjoint(old):
                     raise ValueError("it changes embeddings that are tied; give the merged model")
                 model = adapted.merge_and_unload()
         return model.eval()

@@ -202,7 +202,7 @@ class CallReader:
             id = f"call_{random.getrandbits(96):024x}"
             calls.append({"index": self.calls, "id": id, "type": "function", "function": function})
             self._text, self.inside, self.calls = self._text[found.end() :], True, self.calls + 1
-        if not (self.calls or self._forced):  # after a call there is nothing but calls
+        if not (self.calls or self._forced):  # where a call has begun, or has to, nothing is said
             plain = len(self._text) if ended else self._plain()
             said, self._text = said + self._text[:plain], self._text[plain:]
             self._said |= bool(said)

@@ -73,8 +73,7 @@ class ChatTemplate:
         given = dict(variables or {})
         for name, value in given.items():
             if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", source):
-                why = "the server sets" if name in _RESERVED else "the chat template has no variable"
-                raise InvalidInput("chat_template_kwargs", {name: value}, f"{why} {name}; leave it out")
+                raise InvalidInput("chat_template_kwargs", {name: value}, f"no variable {name} is a request's to set")
         if effort:
             own = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
             own = {name: value for name, value in own.items() if name in source}

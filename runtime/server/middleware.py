@@ -7,7 +7,6 @@ import hmac
 import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
@@ -156,9 +155,11 @@ class Guard:
 
 
 def _is_address(name: str) -> bool:
-    with suppress(ValueError):
-        return bool(ip_address(name))
-    return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _network(address: str) -> str:

@@ -25,7 +25,8 @@ UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("functions", "function_call"), (_TOOLS, ([], "none"))),
     **dict.fromkeys(("audio", "input_audio", "image_url", "video_url", "file", "modalities"), (_TEXT, (["text"],))),
     **dict.fromkeys(("store", "metadata"), (_STORED, (False, {}))),
-    **dict.fromkeys(("reasoning", "reasoning_effort", "verbosity"), (_NO_SETTING, ("medium",))),
+    **dict.fromkeys(("reasoning", "reasoning_effort"), (_NO_SETTING, ())),
+    "verbosity": (_NO_SETTING, ("medium",)),
     "prediction": ("put it into the prompt, where draft lookup finds it; see draft", ()),
     "service_tier": ("see priority", ("auto", "default")),
 }
