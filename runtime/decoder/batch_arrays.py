@@ -20,7 +20,7 @@ class BatchArrays:
 
     Attributes:
         rows: records, `mtad.rows.ROW` [R].
-        looked_up: bool [R], rows whose drafts are looked up.
+        looked_up, looks_up: bool [R], rows whose drafts are looked up; whether there are any.
         drawn_rows, drawn_trees: records and trees as the auxiliary sees them: for those rows nothing is drafted.
         level_starts: nodes before each level of the largest of those trees, and of all of it; 0 if nothing is drafted.
         draft_len, width: D and W, of the largest draft.
@@ -43,6 +43,7 @@ class BatchArrays:
         self.kept = max(int(readers.max()), self.width) if len(readers) else 0
         self.trees, self.q = Trees.empty(self.starts), empty_distributions(self)
         self.looked_up = np.array([p.drafts and not p.uses_model for p in params])
+        self.looks_up = bool(self.looked_up.any())
         self.drawn_rows = self.rows.copy()
         self.drawn_rows["draft_len"][self.looked_up] = 0
         self.drawn_trees = self.trees._replace(starts=np.where(self.looked_up[:, None], 0, self.starts))

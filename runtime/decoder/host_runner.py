@@ -65,8 +65,7 @@ class HostRunner:
         decisions.finite.fill(True)
         self._call.fill_noise(np.array(given.keys, np.uint64), noise)
         asks, longest = asks_of(given.constraints), max(given.committed)
-        changes = any(given.drafts) or arrays.trees.drafted[arrays.looked_up].any()  # to write, or an old one to clear
-        levels = self._draft_looked_up(arrays, given.drafts) if changes else 0
+        levels = self._draft_looked_up(arrays, given.drafts) if arrays.looks_up else 0
         if arrays.level_starts[-1]:
             levels = max(levels, self._draft(arrays, last_two, committed, longest, asks))
         drafted = time.perf_counter()

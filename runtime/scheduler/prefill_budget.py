@@ -31,13 +31,12 @@ class PrefillBudget:
     """
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most, self.piece_floor = most, 0
         self._block_seconds: dict[int, float] = {}
         self._token_seconds = 0.0
         self._piece_seconds: dict[int, float] = {}
 
-    @property
-    def piece_floor(self) -> int:
+    def _find_floor(self) -> int:
         """What a piece of a prompt counts as at least: the longest that takes hardly more than a short one; 0 for none.
 
         A GPU reads a model's weights, and a host launches its kernels, however few tokens there are. A size that is not
@@ -75,6 +74,7 @@ class PrefillBudget:
                 size = 1 << (max(MIN_TOKENS, sum(pieces) // len(pieces)).bit_length() - 1)
                 each = (seconds - block) / len(pieces)
                 self._piece_seconds[size] = _mean(self._piece_seconds.get(size, 0.0), each)
+                self.piece_floor = self._find_floor()
 
 
 def _mean(before: float, value: float) -> float:
