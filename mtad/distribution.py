@@ -58,7 +58,7 @@ def after(of, node):
 def log_prob(ids, log_p, token):
     """The log-probability of a token; -inf where the filter removed it."""
     at = np.searchsorted(ids, token)
-    return float(log_p[at]) if at < len(ids) and ids[at] == token else NEVER
+    return np.float64(log_p[at]) if at < len(ids) and ids[at] == token else NEVER
 
 
 @compiled
@@ -104,7 +104,7 @@ def log_likelihood(logits, token):
         return math.nan
     weights = np.empty(len(logits), np.float32)
     exp_into(logits, top, 1.0, weights)
-    return float(logits[token]) - float(top) - math.log(total_of(weights))
+    return np.float64(logits[token]) - top - math.log(total_of(weights))
 
 
 @compiled

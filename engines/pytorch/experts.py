@@ -49,8 +49,8 @@ def grouped(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tens
 
     total, first = active.sum(), torch.zeros((), dtype=torch.int64)
     loop: Any = torch.while_loop
-    made: Tensor = loop(lambda number, out: number < total, one, (first, torch.zeros_like(hidden)))[1]
-    return made
+    made: Tensor = loop(lambda number, out: number < total, one, (first, torch.zeros_like(hidden).float()))[1]
+    return made.to(hidden.dtype)
 
 
 with contextlib.suppress(ImportError):  # transformers 4 has loops of its own

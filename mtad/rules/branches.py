@@ -87,7 +87,7 @@ def left_after(scored, node):
     for at in range(len(p)):
         p[at] = math.exp(log_p[at])
     for at in range(len(q)):
-        q[at] = math.exp(log_q[at] - most)
+        q[at] = math.exp(np.float64(log_q[at]) - most)  # which a looked-up draft has down to 1e-260
     return Left(p_ids, p, q_ids, q)
 
 

@@ -47,7 +47,7 @@ def move(ids, log_p, q_ids, log_q, divergence, plausible):
     proportion to q(x) - p(x); it is taken from the tokens of which q has less, in proportion to p(x) - q(x). It is
     `divergence` (1 - max p), so less where the target is sure, but no more than makes p~ = q on the former.
     """
-    most = math.exp(float(log_p.max()))
+    most = math.exp(np.float64(log_p.max()))
     gains, losses, there, more = 0.0, 0.0, 0, np.empty(len(ids))
     for at in range(len(ids)):
         there = place_of(q_ids, there, ids[at])

@@ -52,7 +52,7 @@ class Form:
         return self.before.strip() or self.opening
 
 
-HERMES = Form(r"<tool_call>(?:\\n|\s)*\{", "<tool_call>\n", "\n</tool_call>", "\n", "arguments")
+HERMES = Form(r"<tool_call>(\\n|[^<\w])*\{\\?['\"](name|arg)", "<tool_call>\n", "\n</tool_call>", "\n", "arguments")
 LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters")
 FORMS = (HERMES, LLAMA)
 """Hermes's, which Qwen 2.5 and 3 have too, and Llama 3's."""
@@ -199,7 +199,7 @@ class CallReader:
                 break
             said += "" if self.calls else self._text[: found.start()]
             function = {"name": found[1], "arguments": ""}
-            id = f"call_{random.getrandbits(96):024x}"
+            id = f"{random.getrandbits(36):09x}"  # templates of Mistral's take nine characters
             calls.append({"index": self.calls, "id": id, "type": "function", "function": function})
             self._text, self.inside, self.calls = self._text[found.end() :], True, self.calls + 1
         if not (self.calls or self._forced):  # where a call has begun, or has to, nothing is said

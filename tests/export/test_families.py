@@ -23,6 +23,7 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
 )
 
@@ -91,6 +92,7 @@ VARIANTS: dict[str, PretrainedConfig] = {
     "yarn": LlamaConfig(**ONE, rope_scaling=YARN),
     "a part rotates": GlmConfig(**ONE, head_dim=16, partial_rotary_factor=0.5),
     "scales": GraniteConfig(**ONE, **SCALES),
+    "experts in float16": MixtralConfig(**ONE, num_local_experts=4),
 }
 """What `FAMILIES` has not; of them all have padded embeddings, two capped scores or logits, others `longrope` and
 `llama3`."""
@@ -100,7 +102,8 @@ VARIANTS: dict[str, PretrainedConfig] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_positions_scales_and_embeddings_of_every_kind_pass_an_exports_check(variant: str, tmp_path: Path) -> None:
     source = str(write_model(tmp_path / "checkpoint", VARIANTS[variant]))
-    assert export_pair(tmp_path / "pair", ExportOptions(source, rows=3, capacity=256))
+    precision = "float16" if "float16" in variant else "float32"
+    assert export_pair(tmp_path / "pair", ExportOptions(source, rows=3, capacity=256, precision=precision))
 
 
 @pytest.mark.slow

@@ -98,6 +98,16 @@ def test_what_is_looked_up_keeps_to_constraints(llm: LLM, temperature: float) ->
             assert "regex" not in forbids or not one.text.strip("0123456789 "), (name, one.text)
 
 
+@pytest.mark.parametrize("method", ["traversal", "budget_tree"])
+def test_none_of_many_continuations_is_accepted_that_the_target_cannot_write(llm: LLM, method: str) -> None:
+    """In float32 the fourth has no share of the draft, and what has none was drawn for certain."""
+    after, prompt = [41, 42, 43, 44], [1, 2, 41, 1, 2, 42, 1, 2, 43, 1, 2, 44, 9, 1, 2]
+    params = replace(BASE, method=method, draft="lookup", draft_len=1, branching=(4,), max_tokens=1, n=20)
+    results = llm.generate([prompt], replace(params, logit_bias=dict.fromkeys(after, -1e9)))
+    assert sum(one.statistics.drafted for one in results) == 20
+    assert not {token for one in results for token in one.token_ids} & set(after)
+
+
 @pytest.mark.parametrize("method", ["block", "traversal"])
 def test_the_auxiliary_catches_up_with_what_was_looked_up_before_it_drafts_again(
     llm: LLM, pair_folders: Callable[[str], Path], method: str

@@ -133,7 +133,9 @@ def follows(calling: Calling, tokenizer: Tokenizer, *texts: str) -> bool:
         ('return a json object within <tool_call></tool_call>:\\n<tool_call>\\n{\\"name\\": <function-name>', HERMES),
         ("tags as follows:\n<tool_call>\n{'arguments': <args-dict>, 'name': <function-name>}\n</tool_call>", HERMES),
         ('Respond in the format {"name": function name, "parameters": dictionary of argument name', LLAMA),
+        ('<tool_call>\\n" }}\n{{- \'{"name": <function-name>', HERMES),
         ("<tool_call>\n<function=example_function_name>", None),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
         ("{{ tools | tojson }}", None),
     ],
 )
