@@ -60,8 +60,7 @@ class KvCache(ABC):
         """
         return True
 
-    @abstractmethod
-    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
+    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:  # noqa: B027 - steps may do it
         """Make sure that consecutive rows can be written at columns start .. end - 1, (start, end) of each.
 
         Where rows share a pool of pages, `fits` must say so.

@@ -103,9 +103,6 @@ class OpenVinoCache(KvCache):
     def fits(self, spans: Sequence[tuple[int, int]]) -> bool:
         return self.columns.fits(spans)
 
-    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
-        """Runs take the pages that they need."""
-
     def release(self, row: int) -> None:
         self.columns.cut(row, 0)
 

@@ -22,13 +22,13 @@ TOKENS = 128
 @command
 def main() -> None:
     """Entry point of `mtad tune`."""
-    about = """Find the method, draft length, beam width, acceptance threshold and draft confidence that give the most
-    tokens/s on your prompts and keep the quality of the texts, print what was measured, and make them the pair's
+    about = """Find the method, draft length, beam width, acceptance threshold or budget, and draft confidence that give
+    the most tokens/s on your prompts and keep the quality of the texts, print what was measured, and make them the pair's
     default. Do not report results on the same prompts."""
     parser = Parser(prog="mtad tune", usage="%(prog)s PAIR --prompts FILE [options]", description=about)
     parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")
     parser.add_argument("--prompts", type=Path, required=True, help='JSON lines: "prompt", perhaps "answer"')
-    methods = "block,traversal,mtad,mmtad_sample"
+    methods = "block,traversal,budget,mtad"
     parser.add_argument("--method", default=methods, help="methods to try, separated by commas (default %(default)s)")
     loss = """how much worse than sample's the texts of a lossy method may be: in accuracy if answers are given,
     otherwise in perplexity and in distinct-2; 0.05 allows 5 %% (default %(default)s)"""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from operator import is_not
 
 import numpy as np
-import torch
 
 from mtad.batch import Decisions, ScoredTrees, Trees
 from mtad.distribution import Distributions
@@ -27,7 +26,7 @@ class BatchArrays:
         starts: int64 [R, D + 1], see `mtad.batch.Trees`; each looked-up draft has its own.
         kept: tokens of a distribution that a rule reads of the draft at most; 0 where no rule does.
         noise, trees, q, scored, decisions: of the block that runs.
-        columns: int64 [R, D] each: where accepted tokens lie in both caches, target's first, and where they belong.
+        columns: int64 [3, R, D]: where accepted tokens lie in both caches, target's first, and where they belong.
     """
 
     def __init__(self, params: Sequence[DecodingParams], vocab_size: int) -> None:
@@ -52,8 +51,7 @@ class BatchArrays:
         self.starts[self.looked_up], self.q.counts[self.looked_up] = 0, 0  # nothing has been looked up yet
         self.decisions = Decisions.empty(len(params), self.draft_len)
         self.noise = Noise.empty(len(params), self.draft_len, self.width)
-        self.columns = torch.zeros((3, len(params), self.draft_len), dtype=torch.int64).unbind()
-        self.columns_written = [each.numpy() for each in self.columns]
+        self.columns = np.zeros((3, len(params), self.draft_len), np.int64)
 
     def is_of(self, params: Sequence[DecodingParams]) -> bool:
         """Whether these are the parameters, the same objects."""

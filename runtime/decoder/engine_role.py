@@ -15,7 +15,7 @@ from torch import Tensor
 from engines.base import Engine, Step, mask_length
 from engines.buffers import Arena, LruCache, size_of, to_device, views
 from engines.capture import Recorder, Uncapturable, Work
-from mtad.constrain import Floats
+from mtad.constrain import Floats, Ints
 from runtime.decoder.buckets import Buckets
 from runtime.scheduler.request import TokenScore
 
@@ -126,9 +126,9 @@ class EngineRole:
         with self._recorder.ordered():
             return self.engine.enqueue(Step(given, positions, positions[:, 0], mask, keep, row, is_prompt=True))
 
-    def keep(self, source: Tensor, to: Tensor) -> None:
-        """Commit accepted nodes of rows 0 .. R - 1, see `engines.cache.base.KvCache.keep`; given on the host."""
-        self.engine.cache.keep(source.to(self.engine.device), to.to(self.engine.device))
+    def keep(self, source: Ints, to: Ints) -> None:
+        """Commit accepted nodes of rows 0 .. R - 1, see `engines.cache.base.KvCache.keep`."""
+        self.engine.cache.keep(*(torch.from_numpy(columns).to(self.engine.device) for columns in (source, to)))
 
     def inputs(self, rows: int, tokens: int, longest: int, first: int = 0) -> StepInputs:
         """Memory for the inputs of a step over rows 0 .. rows - 1 that keeps the logits from its token `first` on.

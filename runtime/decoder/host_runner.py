@@ -81,7 +81,7 @@ class HostRunner:
             adjusted = constrained(logits, asks, *_paths(scored, after, arrays.draft_len))
         own = arrays.rows, arrays.trees, scored, adjusted, logits, arrays.q, noise.accept, noise.bonus, decisions
         self._share(self._call.decide, adjusted, *own)
-        moves = self._call.kept_columns(arrays.drawn_rows, committed, scored, decisions, *arrays.columns_written)
+        moves = self._call.kept_columns(arrays.drawn_rows, committed, scored, decisions, *arrays.columns)
         if moves[0]:
             self.target.keep(arrays.columns[0], arrays.columns[2])
         if moves[1]:  # the draft's last level was never run, and is run by the next
@@ -156,7 +156,7 @@ def _call_all() -> SimpleNamespace:
     tokens, positions = np.zeros((2, 2, 5), np.int64)
     inputs = tokens, positions, np.zeros(2, np.int64), np.zeros((2, 1, 5, 64), np.bool_)
     end, committed, noise = np.zeros(vocab, np.bool_), np.array([3, 3]), arrays.noise
-    logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns_written
+    logits, last_two, columns = np.zeros((2, 6, vocab), np.float32), np.zeros((2, 2), np.int64), arrays.columns
     step_inputs.move_columns(np.zeros((2, 8, 2, 1, 1), np.int64)[:, ::2], *columns[:2])  # of any layout
     step_inputs.lay_out(np.zeros((2, 4), np.uint8), 1, 1, 2, 4, 2)
     paths, lengths = _paths(scored, np.full((2, 2), -1), 2)

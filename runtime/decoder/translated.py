@@ -43,9 +43,6 @@ class TranslatedCache(KvCache):
     def device(self) -> torch.device:
         return self.own.device
 
-    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:
-        """Steps reserve what they write."""
-
     def release(self, row: int) -> None:
         self.texts[row] = self._empty.part(0)
         self.own.release(row)
