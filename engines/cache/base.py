@@ -60,10 +60,10 @@ class KvCache(ABC):
         """
         return True
 
-    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:  # noqa: B027 - steps may do it
+    def reserve(self, spans: Sequence[tuple[int, int]], first_row: int = 0) -> None:  # noqa: B027 - the step itself may
         """Make sure that consecutive rows can be written at columns start .. end - 1, (start, end) of each.
 
-        Where rows share a pool of pages, `fits` must say so.
+        Where rows share a pool of pages, `fits` must say so. Where steps take what they write, there is nothing to do.
         """
 
     @abstractmethod

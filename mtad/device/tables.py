@@ -186,3 +186,17 @@ def first_above(weights: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
 def by_block(weights: Tensor) -> Tensor:
     """Weights [R, V] as [R, blocks, BLOCK], filled up with 0."""
     return pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """A token of each row by its weight, int64 [R].
+
+    Args:
+        weights: float32 [R, V], at least 0, of any scale.
+        uniform: float64 [R], from [0, 1).
+    """
+    blocks = by_block(weights)
+    masses = blocks.sum(2, dtype=torch.float64)
+    block, rest = first_above(masses, uniform * masses.sum(1))
+    entry, _ = first_above(blocks[torch.arange(len(blocks), device=block.device), block].double(), rest)
+    return (block * BLOCK + entry).clamp(max=weights.shape[1] - 1)

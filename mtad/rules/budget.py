@@ -51,8 +51,8 @@ def move(ids, log_p, q_ids, log_q, divergence, plausible):
     gains, losses, there, more = 0.0, 0.0, 0, np.empty(len(ids))
     for at in range(len(ids)):
         there = place_of(q_ids, there, ids[at])
-        q = math.exp(log_q[there]) if there < len(q_ids) and q_ids[there] == ids[at] else 0.0
-        own = math.exp(log_p[at])
+        q = math.exp(np.float64(log_q[there])) if there < len(q_ids) and q_ids[there] == ids[at] else 0.0
+        own = math.exp(np.float64(log_p[at]))
         more[at] = q - own
         if more[at] < 0.0:
             losses -= more[at]
@@ -62,7 +62,7 @@ def move(ids, log_p, q_ids, log_q, divergence, plausible):
     if not spent > 0.0:
         return 0.0
     for at in range(len(ids)):
-        own = math.exp(log_p[at])
+        own = math.exp(np.float64(log_p[at]))
         if more[at] < 0.0 or (own >= plausible * most and own > 0.0):
             own += more[at] * spent / (losses if more[at] < 0.0 else gains)
             log_p[at] = math.log(own) if own > 0.0 else NEVER

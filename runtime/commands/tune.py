@@ -22,8 +22,8 @@ TOKENS = 128
 @command
 def main() -> None:
     """Entry point of `mtad tune`."""
-    about = """Find the method, draft length, beam width, acceptance threshold or budget, and draft confidence that give
-    the most tokens/s on your prompts and keep the quality of the texts, print what was measured, and make them the pair's
+    about = """Find the method, draft length, beam width, acceptance threshold and draft confidence that give the most
+    tokens/s on your prompts and keep the quality of the texts, print what was measured, and make them the pair's
     default. Do not report results on the same prompts."""
     parser = Parser(prog="mtad tune", usage="%(prog)s PAIR --prompts FILE [options]", description=about)
     parser.add_argument("pair", type=Path, help="pair folder, written by mtad export")

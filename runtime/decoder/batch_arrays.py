@@ -19,7 +19,8 @@ class BatchArrays:
 
     Attributes:
         rows: records, `mtad.rows.ROW` [R].
-        looked_up, looks_up: bool [R], rows whose drafts are looked up; whether there are any.
+        looked_up: bool [R], rows whose drafts are looked up.
+        looks_up: whether there are any.
         drawn_rows, drawn_trees: records and trees as the auxiliary sees them: for those rows nothing is drafted.
         level_starts: nodes before each level of the largest of those trees, and of all of it; 0 if nothing is drafted.
         draft_len, width: D and W, of the largest draft.

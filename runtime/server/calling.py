@@ -52,7 +52,7 @@ class Form:
         return self.before.strip() or self.opening
 
 
-HERMES = Form(r"<tool_call>(\\n|[^<\w])*\{\\?['\"](name|arg)", "<tool_call>\n", "\n</tool_call>", "\n", "arguments")
+HERMES = Form(r"<tool_call>(\\n|[^<\w])*\{\s*\\?['\"](name|arg)", "<tool_call>\n", "\n</tool_call>", "\n", "arguments")
 LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters")
 FORMS = (HERMES, LLAMA)
 """Hermes's, which Qwen 2.5 and 3 have too, and Llama 3's."""

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from engines.placement import versions
 from mtad.device.rules import joint, likeliest
-from mtad.device.tables import first_above
+from mtad.device.tables import draw
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
 
@@ -207,8 +207,7 @@ def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold
     depths = torch.arange(1, levels + 1, device=p.device).expand(count, -1)
     threshold = torch.full((count,), log_threshold, dtype=torch.float64, device=p.device)
     length = likeliest(joint(joint_p, joint_q, true, depths, ~true, threshold), joint_p) + 1
-    weights = p[torch.arange(count, device=p.device), length].double()
-    bonus, _ = first_above(weights, uniform * weights.sum(1))
+    bonus = draw(p[torch.arange(count, device=p.device), length], uniform)
     behind = torch.arange(1 + levels, device=p.device) == length[:, None]
     return torch.where(behind, bonus[:, None], pad(drafted, (0, 1))), length + 1
 

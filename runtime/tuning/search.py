@@ -24,8 +24,6 @@ GRID: dict[str, tuple[Any, ...]] = {
     "draft_len": ("auto", 2, 3, 4, 6, 8),
     "beam_width": (1, 2, 4),
     "accept_threshold": (0.02, 0.06, 0.2, 0.6, 1.0, 1.4),
-    "divergence": (0.1, 0.2, 0.5, 1.0),
-    "plausible": (0.05, 0.2),
     "draft_confidence": (0.0, 0.03, 0.1, 0.3),
 }
 """Values tried, by parameter, in the order in which a search varies them; thresholds are multiples of the default."""

@@ -29,6 +29,8 @@ from engines.tensorrt.engine import _logger, load_plan
 from engines.tensorrt_plan import Gpu, TensorRtPlan, check_plan
 from export.onnx.graph import write_graph
 from export.onnx.widen import write_widened
+from export.options import ExportOptions
+from export.pair import export_pair
 from export.tensorrt import build_plan, plan_for, profile_shapes
 from export.verification.verify import ACTIVATIONS, WIDENED, expect, verify
 from mtad.errors import InvalidInput
@@ -274,6 +276,19 @@ def test_capped_scores_are_decomposed_for_tensorrt_alone(graph_of: Callable[...,
     reference.set_attn_implementation("eager")
     engine, allowed = OnnxRuntimeEngine(path.parent, spec, 1, "wide.onnx"), WIDENED["float16"]
     assert verify(engine, expect(reference, spec), allowed=allowed) <= allowed
+
+
+@pytest.mark.slow
+def test_a_decomposed_pair_is_exported_verified_and_says_so(
+    write_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "checkpoint", seed=5, num_hidden_layers=1)
+    decomposed = ExportOptions(str(source), rows=4, capacity=256, format="onnx", attention="decomposed")
+    assert export_pair(tmp_path / "pair", decomposed)
+    assert read_spec(tmp_path / "pair" / "target").attention == "decomposed"
+    assert not export_pair(tmp_path / "pair", decomposed), "up to date"
+    with pytest.raises(InvalidInput, match="holds something else"):
+        export_pair(tmp_path / "pair", replace(decomposed, attention="operator"))
 
 
 # the engine, on a stand-in for the runtime

@@ -20,7 +20,7 @@ LOSSLESS: tuple[dict[str, Any], ...] = (
     {"method": "speculative"},
     {"method": "block"},
     {"method": "block", "draft_confidence": 0.4},
-    *({"method": "traversal", "branching": branching} for branching in ((2, 1), (3,))),
+    *({"method": "traversal", "branching": branching} for branching in ((2, 1), (1, 2), (3,))),
 )
 
 

@@ -24,6 +24,8 @@ LANGUAGE = {word for n in range(7) for word in itertools.product(LETTERS, repeat
 PREFIXES = {word[:n] for word in LANGUAGE for n in range(len(word) + 1)}
 ASKED: dict[str, Asked] = {
     "penalties": {"repetition_penalty": 1.6, "presence_penalty": 0.4, "frequency_penalty": -0.7, "min_tokens": 1},
+    "bias and earliest end": {"logit_bias": {2: 1.5, 0: 2.0}, "min_tokens": 2},
+    "grammar": {"regex": WORDS.pattern},
     "bad words": {"bad_words": ("bc", "c", "aba"), "logit_bias": {0: -1.0}},
     "bad words of a grammar": {"bad_words": ("bc", "aca"), "regex": WORDS.pattern},
     "all": {"regex": WORDS.pattern, "frequency_penalty": 0.9, "logit_bias": {1: -1.0}, "min_tokens": 2},

@@ -80,7 +80,6 @@ def test_a_lossless_method_loses_nothing_and_another_one_what_is_worst() -> None
 def test_what_is_tried_suits_the_method_the_engines_and_its_defaults() -> None:
     assert tuple(tuning.grid_of("mtad")) == ("draft_len", "beam_width", "accept_threshold", "draft_confidence")
     assert tuple(tuning.grid_of("speculative")) == ("draft_len", "draft_confidence")
-    assert tuple(tuning.grid_of("budget")) == ("draft_len", "divergence", "plausible", "draft_confidence")
     assert tuning.grid_of("sample") == {}
     assert max(tuning.GRID["draft_len"][1:]) <= RuntimeConfig.max_draft_len
     assert max(tuning.GRID["beam_width"]) <= RuntimeConfig.max_beam_width
