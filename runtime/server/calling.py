@@ -55,7 +55,7 @@ class Form:
 HERMES = Form(r"<tool_call>(\\n|[^<\w])*\{\s*\\?['\"](name|arg)", "<tool_call>\n", "\n</tool_call>", "\n", "arguments")
 LLAMA = Form(r'\{"name": function name, "parameters"', "", "", None, "parameters")
 FORMS = (HERMES, LLAMA)
-"""Hermes's, which Qwen 2.5 and 3 have too, and Llama 3's."""
+"""Hermes's, which Qwen 2.5 and 3 have too (GLM's, with the same tag, is another), and Llama 3's."""
 COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
 """Keywords of schemas that name properties elsewhere. Other arguments are those of `properties` where it is there, each
 once: llguidance lets a property that is not listed repeat."""

@@ -78,13 +78,13 @@ GRAPHS = [
     *(("gpt-2", "decomposed", torch.float16), ("gemma-3", "operator", torch.bfloat16)),
 ]
 
-TOGETHER_AND_ALONE = itertools.chain([TARGETS], itertools.cycle((target,) for target in TARGETS))
+TOGETHER_AND_ALONE = [TARGETS, *((target,) for target in TARGETS)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "attention", "dtype", "targets"),
-    [(*graph, targets) for graph, targets in zip(GRAPHS, TOGETHER_AND_ALONE, strict=False)],
+    [(*graph, targets) for graph, targets in zip(GRAPHS, itertools.cycle(TOGETHER_AND_ALONE), strict=False)],
     ids=str,
 )
 def test_every_familys_graph_is_built_for_gpus_that_are_not_here(
