@@ -51,9 +51,13 @@ class Recorder:
         return work
 
     def wait(self) -> None:
-        """Wait for all that has been launched. Only inside `ordered`."""
+        """Wait for all that has been launched. Only inside `ordered`.
+
+        By an event, as another thread may be inside `waits_are_errors`: torch looks at that where a stream is waited
+        for (c10/cuda/CUDAFunctions.h, `stream_synchronize`), but not for an event's (ATen/cuda/CUDAEvent.h).
+        """
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+            torch.cuda.current_stream(self._device).record_event().synchronize()
 
 
 @contextmanager
@@ -109,9 +113,6 @@ class CudaRecorder(Recorder):
             graph.replay()
 
         return launch
-
-    def wait(self) -> None:
-        self._stream.synchronize()
 
 
 @contextmanager

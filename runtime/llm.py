@@ -119,7 +119,6 @@ class LLM:
             config.lookup_tokens,
         )
         self.tags = known_tags(pair.tokenizer)
-        pair.settled(pair.defaults)
         self.record([pair.defaults] if record is None else record)
         self._ids, self._process, self._generating = itertools.count(), os.getpid(), threading.Lock()
 
@@ -129,9 +128,10 @@ class LLM:
         Of automatic drafts, those of each length.
         """
         assert not self.loop.scheduler.holders, "rows in use would be overwritten"
+        settled = [self.pair.settled(p) for p in params]
         if self.blocks:
             self.loop.caches.claim()
-            self.blocks.prepare([own for p in params for own in variants(p, self.config.max_draft_len)])
+            self.blocks.prepare([own for p in settled for own in variants(p, self.config.max_draft_len)])
 
     def generate(
         self,

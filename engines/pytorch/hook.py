@@ -23,7 +23,8 @@ def set_arithmetic(model: PreTrainedModel, attention: str, experts: str = "batch
     """Choose how a model computes attention and mixtures of experts.
 
     Of experts, `batched_mm` gathers each token's, which a capture needs; `eager` is transformers' loop;
-    `engines.pytorch.experts` has one for graphs and one for GPUs.
+    `engines.pytorch.experts` has one for graphs and one for GPUs, whose names `set_experts_implementation` refuses, of
+    any model, before transformers 5.7 (modeling_utils.py of 5.5.4); so the name goes to where it leaves it.
     """
     model.set_attn_implementation(attention)
     for module in model.modules():
@@ -31,8 +32,10 @@ def set_arithmetic(model: PreTrainedModel, attention: str, experts: str = "batch
             vars(module).pop("_attn", None)
             if attention.startswith(NAME):
                 module._attn = functools.partial(attend_as_method, attention, module)
-    if hasattr(model, "set_experts_implementation"):  # not in transformers 4
-        model.set_experts_implementation(experts)
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_experts_implementation"):  # not in transformers 4
+            config._experts_implementation = experts
 
 
 def freeze_rope(model: torch.nn.Module) -> None:

@@ -200,7 +200,7 @@ class TensorRTEngine(PlanEngine):
             config.set_execution_context_allocation_strategy(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
             config.dynamic_shapes_kernel_specialization_strategy = strategy
             config.cuda_graph_strategy = self._trt.CudaGraphStrategy.DISABLED
-            config.set_runtime_cache(kernels)
+            accepted(config.set_runtime_cache(kernels), "cache of kernels", path)
         weakref.finalize(self, _write_kernels, kernels, path)
         return *configs, kernels
 

@@ -198,7 +198,7 @@ def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold
         drafted: int64 [G, D].
         p: the target's probabilities, filtered, after the text and after each drafted token: float32 [G, 1 + D, V].
         q: what each drafted token was drawn from, float32 [G, D, V or more].
-        uniform: of the token behind, float32 [G] in [0, 1).
+        uniform: of the token behind, float64 [G] in [0, 1).
         log_threshold: of the ratio of joint likelihoods.
     """
     (count, levels), at = drafted.shape, drafted[:, :, None]
@@ -213,11 +213,11 @@ def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold
 
 
 def uniforms(seeds: Tensor, offsets: Tensor) -> Tensor:
-    """A number in [0, 1) per request, float32 [G], from its seed and how far it is: the same on every rank.
+    """A number in [0, 1) per request, float64 [G], from its seed and how far it is: the same on every rank.
 
     SplitMix64 over int64 [G] each; products wrap, and shifts of negative numbers are made logical.
     """
     mixed = seeds * 0x5851F42D4C957F2D + (offsets + 1) * -0x61C8864680B583EB
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         mixed = (mixed ^ ((mixed >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    return ((mixed >> 40) & (2**24 - 1)).float() / 2**24
+    return ((mixed >> 11) & (2**53 - 1)).double() / 2**53

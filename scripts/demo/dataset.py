@@ -106,6 +106,11 @@ def code_examples(split: str) -> Iterator[Example]:
         yield Example(f"{split}-code-{number:04d}", "code", prompt, answer)
 
 
+def held_out_code() -> list[str]:
+    """The beginnings of all functions of held-out files, whether or not the data files have them."""
+    return [prompt for split in ("test", "development") for prompt, _ in corpus.beginnings(corpus.files(split))]
+
+
 def training_groups(seed: int = SEED) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Endless training material: what several prompts share, and (rest of the prompt, answer) pairs.
 

@@ -1,6 +1,7 @@
 """Sets of prompts, each with texts that drafts are chosen on, and a way to verify answers where there is one.
 
 code            source code of the demo's test split, open-ended
+code-others     all other functions of files that the demo's models never saw: what `code` has shown is confirmed there
 sql             the demo's plain questions: a query must give the rows of the gold query. Of questions there are as many
                 as are asked for, by default those of the demo's files
 sql-thinking    the questions of sql, for a pair that thinks before its query (`scripts.demo.think`); what follows the
@@ -23,6 +24,7 @@ from mtad.errors import InvalidInput
 
 DEMO = {
     "code": ("test", "code"),
+    "code-others": ("test", "code"),
     "sql": ("test", "sql"),
     "sql-ambiguous": ("ambiguous", "sql"),
     "sql-thinking": ("test", "sql"),
@@ -75,6 +77,9 @@ def open_set(name: str, count: int | None = None) -> PromptSet:
     if kind == "sql" and count and count > len(examples):
         examples = list(islice(dataset.sql_examples(split), count))  # they begin with those of the file
     development = [example.prompt for example in dataset.load("development", kind)[:DEVELOPMENT]]
+    if name == "code-others":
+        known = {*development, *(example.prompt for example in examples)}
+        return PromptSet(name, [one for one in dataset.held_out_code() if one not in known][:count], development)
 
     def verify(number: int, text: str) -> bool:
         return dataset.matches(examples[number], text.rpartition("</think>")[2])

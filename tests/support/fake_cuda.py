@@ -66,9 +66,10 @@ class FakeTorchCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, problem: str | None = None) -> None:
         self.problem, self.captures, self.mode = problem, 0, "default"
+        stream = Mock(**{"return_value.synchronize.side_effect": self.wait})
         for name, value in {
-            "Stream": Mock(),
-            "current_stream": Mock(),
+            "Stream": stream,
+            "current_stream": stream,
             "stream": lambda stream: nullcontext(),
             "graph_pool_handle": Mock(),
             "CUDAGraph": Mock(),

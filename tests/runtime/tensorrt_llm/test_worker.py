@@ -131,7 +131,7 @@ def test_random_numbers_are_uniform_and_differ_by_seed_and_progress() -> None:
     assert (float(numbers.min()), float(numbers.max())) == pytest.approx((0, 1), abs=1e-3)
     assert float(numbers.max()) < 1
     assert float(numbers.mean()) == pytest.approx(0.5, abs=0.01)
-    assert len(set(numbers.tolist())) > 39_500
+    assert len(set(numbers.tolist())) == 40_000, "of 53 bits; of 24, some would be equal"
     assert torch.histc(numbers, 20, 0, 1).sub(2000).abs().max() < 250
 
 

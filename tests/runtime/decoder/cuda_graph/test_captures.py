@@ -6,13 +6,14 @@ import gc
 import random
 import weakref
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from engines.base import Step
-from engines.capture import CudaRecorder, Uncapturable
+from engines.capture import CudaRecorder, Uncapturable, waits_are_errors
 from mtad.params import DecodingParams
 from tests.support.device_loop import Device, pool
 from tests.support.fake_cuda import FakeTorchCuda
@@ -73,6 +74,15 @@ def test_a_wait_is_found_before_anything_is_captured_and_torch_checks_no_longer(
     assert (cuda.captures, cuda.mode) == (1, "default")
     with pytest.raises(ZeroDivisionError):  # the work's own, which it raises without graphs as well
         recorder.record(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+
+
+def test_a_thread_waits_for_its_blocks_while_another_one_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeTorchCuda(monkeypatch)
+    recorder = CudaRecorder("cuda")
+    with waits_are_errors(), recorder.ordered():
+        recorder.wait()
+    event: Mock = torch.cuda.current_stream().record_event()  # type: ignore[assignment]
+    event.synchronize.assert_called_once()
 
 
 def test_a_graph_that_is_dropped_gives_its_memory_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_blocks_of_a_target_alone_are_captured_unless_they_look_drafts_up(
 ) -> None:
     (tmp_path / "target").symlink_to(pair_folders("torch") / "target")
     write_json(tmp_path / "pair.json", read_json(pair_folders("torch"), "pair.json") | {"engines": ["target"]})
-    device = LLM(tmp_path, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder(), record=())
+    device = LLM(tmp_path, RuntimeConfig(prefix_tokens=0), recorder=ReplayRecorder())
     assert device.blocks
     sample = DecodingParams(method="sample", max_tokens=8, ignore_eos=True, seed=5)
     expected = LLM(tmp_path, RuntimeConfig(prefix_tokens=0)).generate("SELECT name FROM", sample)[0].token_ids
