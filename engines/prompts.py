@@ -34,7 +34,7 @@ def read_prompts(path: Path) -> list[Example]:
         where = f"prompts line {number}"
         try:
             values = {**json.loads(line)}
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise InvalidInput(where, line[:80], "not a JSON object; give one per line") from None
         prompt, answer = values.get("prompt"), values.get("answer")
         if not isinstance(prompt, str) or not prompt:

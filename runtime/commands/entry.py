@@ -100,10 +100,10 @@ PLACEMENT = ("device", "threads", "provider", "compute", "kv_cache", "attention"
 
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object, as the type of an option."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if isinstance(value := json.loads(text), dict):
             return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
 
 
 def _length(text: str) -> int | str:

@@ -152,7 +152,7 @@ class Calling:
         return "\n".join([f"start: {'other* ' if others else ''}(TEXT | opening {calls})", *rules])
 
 
-_JSON = json.JSONDecoder()
+_JSON = json.JSONDecoder(parse_int=str)  # an int of over 4,300 digits would be refused
 
 
 class CallReader:

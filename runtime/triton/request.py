@@ -32,6 +32,10 @@ class TritonRequest:
     names: Mapping[str, str]
 
 
+MOST_TEXTS = 8192
+"""Of one tensor, those that are empty counted: no field may have more, and each takes a microsecond to read."""
+
+
 def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int, ...]) -> TritonRequest:
     """Read a request.
 
@@ -77,18 +81,22 @@ def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int,
 
 def _value(tensor: TritonTensor, values: Array) -> Any:
     """One Python value, or a tuple of them where the tensor may have any length."""
-    items = [_plain(tensor.name, value) for value in values.reshape(-1)]
     if tensor.dims == (-1,):
-        return tuple(item for item in items if item != "") if tensor.type == "STRING" else tuple(items)
-    if len(items) != 1:
+        if tensor.type != "STRING":
+            return tuple(values.reshape(-1).tolist())
+        if values.size > MOST_TEXTS:
+            raise InvalidInput(tensor.name, f"{values.size} texts", f"give at most {MOST_TEXTS}")
+        return tuple(text for value in values.reshape(-1) if (text := _plain(tensor.name, value)) != "")
+    if values.size != 1:
         problem = "give one value; send several prompts as several requests, which share one batch"
-        raise InvalidInput(tensor.name, f"{len(items)} values", problem)
+        raise InvalidInput(tensor.name, f"{values.size} values", problem)
+    item = _plain(tensor.name, values.reshape(-1)[0])
     if tensor.field != "logit_bias":
-        return items[0]
+        return item
     try:
-        return json.loads(items[0])
-    except ValueError as error:
-        raise InvalidInput(tensor.name, items[0], f'not JSON: {error}; give an object such as {{"17": -5}}') from None
+        return json.loads(item)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(tensor.name, item, f'not JSON: {error}; give an object such as {{"17": -5}}') from None
 
 
 def _plain(name: str, value: Any) -> Any:

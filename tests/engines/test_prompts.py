@@ -19,6 +19,14 @@ def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path: Path) -> None:
     assert read_prompts(path) == [Example("a\u2028b\x85c"), Example("d")]
 
 
+@pytest.mark.parametrize("line", ["[", "[" * 100_000, "1", "{}"])
+def test_a_line_without_a_prompt_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{line}\n')
+    with pytest.raises(InvalidInput, match=r"^prompts line 2"):
+        read_prompts(path)
+
+
 def test_a_text_that_a_tokenizer_cannot_read_is_refused(tmp_path: Path, checkpoints: tuple[Path, Path]) -> None:
     path = tmp_path / "calibration.jsonl"
     path.write_text('{"prompt": "SELECT \\ud83d"}\n')

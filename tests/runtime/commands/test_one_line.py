@@ -54,6 +54,7 @@ TUNE = "tune PAIR --prompts prompts.jsonl --threads 1 --method mtad"
         (f"{TUNE} --method block,medusa", "--method"),
         (f"{TUNE} --quality-loss -0.1", "--quality-loss"),
         (f"{TUNE} --params {{", "argument --params:"),
+        (f"{TUNE} --params {'[' * 50_000}", "argument --params:"),
         (f"{TUNE} --params '{{\"beam_width\": 2}}'", "--params"),
         (f"{TUNE} --prompts /no/such/file", "--prompts"),
         (f"{TUNE} --prompts few.jsonl", "--prompts"),  # no error could be given for a single one of a half

@@ -19,6 +19,7 @@ FUNCTIONS = [Function.model_validate({"name": name, "parameters": UNIT}) for nam
 SAID = 'Let me <tool see. {"name": '
 ONE, TWO = '{"name": "weather", "arguments": {"unit": "C"}}', '{"name": "heat", "arguments": {"unit":"F"}}'
 OTHER = ONE.replace("arguments", "parameters")
+LONG = '{"unit": ' + "1" * 5000 + "}"
 CALLS = [("weather", '{"unit": "C"}'), ("heat", '{"unit":"F"}')]
 
 
@@ -32,6 +33,7 @@ def calling(form: Form, forced: bool = False, several: bool = True) -> Calling:
         (HERMES, SAID, SAID, []),
         (HERMES, f"{SAID}\n<tool_call>\n{ONE}\n</tool_call>", f"{SAID}\n", CALLS[:1]),
         (HERMES, f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n{TWO}\n</tool_call>", "", CALLS),
+        (HERMES, f'<tool_call>\n{{"name": "heat", "arguments": {LONG}}}\n</tool_call>', "", [("heat", LONG)]),
         (HERMES, f"<tool_call>\n{ONE[:-5]}", "", [("weather", '{"unit": ')]),
         (HERMES, '<tool_call>\n{"name', '<tool_call>\n{"name', []),
         (LLAMA, OTHER, "", CALLS[:1]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -73,12 +74,21 @@ def test_what_a_request_leaves_out_is_the_pairs() -> None:
         ({"text_input": text("a"), "json_schema": text("{}"), "regex": text("a")}, "grammar"),
         ({"text_input": text("a"), "input_ids": np.array([[1]], np.int32)}, "text_input"),
         ({"text_input": text("a"), "logit_bias": text("{")}, "logit_bias"),
+        ({"text_input": text("a"), "logit_bias": text("[" * 50_000)}, "logit_bias"),
+        ({"text_input": text("a"), "bad_words": text(*[""] * 100_000)}, "bad_words"),
         ({"text_input": text("a"), "num_draft_tokens": TWO, "draft_len": TWO}, "num_draft_tokens"),
     ],
 )
 def test_an_unusable_tensor_is_named(tensors: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}[ :]"):
         read(tensors, DEFAULTS, (0,))
+
+
+def test_a_million_ids_hold_up_the_loop_that_reads_them_for_no_longer_than_a_list_takes() -> None:
+    ids = np.arange(1_000_000, dtype=np.int32)
+    began = time.process_time()
+    assert read({"input_ids": ids}, DEFAULTS, (0,)).prompt == tuple(range(1_000_000))
+    assert time.process_time() - began < 1
 
 
 def test_model_yaml_has_every_option_of_the_engine(tmp_path: Path, pair_folders: Callable[[str], Path]) -> None:
