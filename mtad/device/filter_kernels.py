@@ -22,10 +22,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mtad.device.tables import Found, Given, Tables
+
 VARYING = ("positions",)
 """Arguments that change from step to step: `do_not_specialize` keeps kernels from being compiled again where one of
-them is 1 or a multiple of 16."""
+them is 1 or a multiple of 16. It does nothing for what is in a tuple: those are pointers that all are multiples."""
 
+LOWEST, LOG_TOTAL, LOG_PLAIN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+"""Where they are in the `numbers` of a distribution, behind the largest logit."""
 LARGEST = tl.constexpr(2**63 - 1)
 ID = tl.constexpr(2**31 - 1)
 
@@ -53,21 +57,23 @@ def read(logits: tl.tensor, start: tl.tensor, size: tl.tensor, COUNT: tl.constex
 
 
 @triton.jit
+def log_probability(
+    values: tl.tensor, ids: tl.tensor, size: tl.tensor, tables: Tables, at: tl.tensor, scale: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Log-probabilities of the tokens `ids`, whose logits are `values`, of entry `at`; and what the filter kept."""
+    numbers = tables.numbers + at * 4
+    low = tl.load(numbers + LOWEST)
+    kept = (ids < size) & ((values > low) | ((values == low) & (ids <= tl.load(tables.last + at))))
+    return (values - tl.load(numbers)) * scale - tl.load(numbers + LOG_TOTAL), kept
+
+
+@triton.jit
 def probability(
-    values: tl.tensor,
-    ids: tl.tensor,
-    size: tl.tensor,
-    at: tl.tensor,
-    scale: tl.tensor,
-    largest: tl.tensor,
-    lowest: tl.tensor,
-    last: tl.tensor,
-    log_total: tl.tensor,
+    values: tl.tensor, ids: tl.tensor, size: tl.tensor, tables: Tables, at: tl.tensor, scale: tl.tensor
 ) -> tl.tensor:
-    """What the filter left of the tokens `ids`, whose logits are `values`; the rest is of `Tables`, at entry `at`."""
-    low = tl.load(lowest + at)
-    kept = (ids < size) & ((values > low) | ((values == low) & (ids <= tl.load(last + at))))
-    return tl.where(kept, tl.exp((values - tl.load(largest + at)) * scale - tl.load(log_total + at)), 0.0)
+    """What the filter left of the tokens `ids`, whose logits are `values`, of entry `at`."""
+    log_p, kept = log_probability(values, ids, size, tables, at, scale)
+    return tl.where(kept, tl.exp(log_p), 0.0)
 
 
 BINS = tl.constexpr(16)
@@ -86,18 +92,11 @@ def largest_of(values: tl.tensor) -> tl.tensor:
     return tl.where(tl.sum((values != values).to(tl.int32), 0) > 0, float("nan"), tl.max(values, 0))
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["totals", "plains", "masses"])
+@triton.jit(do_not_specialize=VARYING)
 def scan_tables(
-    logits: tl.tensor,
-    largest: tl.tensor,
-    totals: tl.tensor,
-    plains: tl.tensor,
-    counts: tl.tensor,
-    masses: tl.tensor,
-    inverse_temperature: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
+    tables: Tables,
+    found: Found,
+    given: Given,
     positions: tl.tensor,
     row_stride: tl.tensor,
     position_stride: tl.tensor,
@@ -107,46 +106,35 @@ def scan_tables(
     """What the tokens of a chunk count and weigh, by bins of a nat below its largest logit's. Grid: (R * S, chunks).
 
     Args:
-        logits: [R, S, size], last axis contiguous; `positions` is S, the strides are in elements.
-        largest, totals, plains: float32 [R, S, chunks], each chunk's largest logit, and its weight, relative to that
-            one's, at the temperature and at 1.
-        counts, masses: float32 [R, S, chunks, BINS], by bin.
-        inverse_temperature .. min_p: of the rows; bins are left out where no filter is on.
+        found: `largest` to `masses` are written to; bins are left out where no filter is on.
+        positions: S. The strides are of the logits, in elements; `size` is V.
     """
     place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = place // positions
-    scale = tl.load(inverse_temperature + row)
-    logits += row * row_stride + place % positions * position_stride
+    scale = tl.load(given.inverse_temperature + row)
+    logits = tables.logits + row * row_stride + place % positions * position_stride
     values, tokens = read(logits, chunk * CHUNK, size, CHUNK)
     most = largest_of(values)
     above = tl.where(most == float("-inf"), 0.0, most)
     weights = tl.exp((values - above) * scale)
     at = place * tl.num_programs(1) + chunk
-    tl.store(largest + at, most)
-    tl.store(totals + at, tl.sum(weights, 0))
-    tl.store(plains + at, tl.sum(tl.exp(values - above), 0))
+    tl.store(found.largest + at, most)
+    tl.store(found.totals + at, tl.sum(weights, 0))
+    tl.store(found.plains + at, tl.sum(tl.exp(values - above), 0))
     bins = _bin(values, tl.floor(above * scale), scale)
-    filters = (tl.load(top_k + row) < size) | (tl.load(top_p + row) < 1.0) | (tl.load(min_p + row) > 0.0)
+    some, nucleus, least = tl.load(given.top_k + row) < size, tl.load(given.top_p + row), tl.load(given.min_p + row)
+    filters = some | (nucleus < 1.0) | (least > 0.0)
     for number in range(tl.where(filters, BINS, 0)):
         mine = bins == number
-        tl.store(counts + at * BINS + number, tl.sum((mine & (tokens < size)).to(tl.float32), 0))
-        tl.store(masses + at * BINS + number, tl.sum(tl.where(mine, weights, 0.0), 0))
+        tl.store(found.counts + at * BINS + number, tl.sum((mine & (tokens < size)).to(tl.float32), 0))
+        tl.store(found.masses + at * BINS + number, tl.sum(tl.where(mine, weights, 0.0), 0))
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["highs", "masses"])
+@triton.jit(do_not_specialize=VARYING)
 def gather_candidates(
-    logits: tl.tensor,
-    largest: tl.tensor,
-    counts: tl.tensor,
-    masses: tl.tensor,
-    found: tl.tensor,
-    keys: tl.tensor,
-    lows: tl.tensor,
-    highs: tl.tensor,
-    inverse_temperature: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
+    tables: Tables,
+    found: Found,
+    given: Given,
     positions: tl.tensor,
     row_stride: tl.tensor,
     position_stride: tl.tensor,
@@ -158,57 +146,48 @@ def gather_candidates(
     """The keys of a chunk's tokens in the bins that a filter keeps something of. Grid: (R * S, chunks).
 
     Args:
-        largest .. masses: of `scan_tables`.
-        found: int32 [R, S], how many candidates there are.
-        keys: int64 [R, S, TILE], of the first TILE candidates, by id.
-        lows, highs: int64 [R, S, chunks], the smallest and the largest key of each chunk's candidates.
+        found: `candidates` to `highs` are written to.
         CHUNKS: of the vocabulary, rounded up to a power of two.
     """
     place, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     row = place // positions
-    scale, some = tl.load(inverse_temperature + row), tl.load(top_k + row) < size
-    nucleus, least = tl.load(top_p + row), tl.load(min_p + row)
+    scale, some = tl.load(given.inverse_temperature + row), tl.load(given.top_k + row) < size
+    nucleus, least = tl.load(given.top_p + row), tl.load(given.min_p + row)
     if some | (nucleus < 1.0) | (least > 0.0):
         every = tl.arange(0, CHUNKS * BINS)
         real, at = every < chunks * BINS, place * chunks
-        own = tl.load(largest + at + every // BINS, mask=real, other=float("-inf"))
+        own = tl.load(found.largest + at + every // BINS, mask=real, other=float("-inf"))
         most = largest_of(own)
         own = tl.where(own == float("-inf"), most, own)  # a chunk of impossible tokens
         top = tl.floor(most * scale)
         bins = top - tl.floor(own * scale) + every % BINS
         bins = tl.where(bins < BINS - 1.0, bins, BINS - 1.0)
-        count = tl.load(counts + at * BINS + every, mask=real, other=0.0)
-        mass = tl.load(masses + at * BINS + every, mask=real, other=0.0) * tl.exp((own - most) * scale)
+        count = tl.load(found.counts + at * BINS + every, mask=real, other=0.0)
+        mass = tl.load(found.masses + at * BINS + every, mask=real, other=0.0) * tl.exp((own - most) * scale)
         # of min-p alone one bin more, because its bound is rounded
         end = tl.minimum(top - tl.floor(most * scale + tl.log(least)) + 1.0, BINS - 1.0)
         end = tl.where(some | (nucleus < 1.0), 0.0, end)
         table, bound = mass, tl.where(nucleus < 1.0, nucleus * tl.sum(mass, 0), 0.0)
         if some:
-            table, bound = count, tl.load(top_k + row).to(tl.float32)
+            table, bound = count, tl.load(given.top_k + row).to(tl.float32)
         while (tl.sum(tl.where(bins <= end, table, 0.0), 0) < bound) & (end < BINS - 1.0):
             end += 1.0
         count = tl.where(bins <= end, count, 0.0)
-        tl.store(found + place, tl.sum(count, 0).to(tl.int32), mask=chunk == 0)
-        logits += row * row_stride + place % positions * position_stride
+        tl.store(found.candidates + place, tl.sum(count, 0).to(tl.int32), mask=chunk == 0)
+        logits = tables.logits + row * row_stride + place % positions * position_stride
         values, tokens = read(logits, chunk * CHUNK, size, CHUNK)
         mine = (tokens < size) & (_bin(values, top, scale) <= end)
         before = tl.sum(tl.where(every // BINS < chunk, count, 0.0), 0).to(tl.int32)
         to, own_keys = before + tl.cumsum(mine.to(tl.int32), 0) - 1, key_of(values, tokens)
-        tl.store(keys + place * TILE + to, own_keys, mask=mine & (to < TILE))
-        tl.store(lows + at + chunk, tl.min(tl.where(mine, own_keys, LARGEST), 0))
-        tl.store(highs + at + chunk, tl.max(tl.where(mine, own_keys, -LARGEST), 0))
+        tl.store(found.keys + place * TILE + to, own_keys, mask=mine & (to < TILE))
+        tl.store(found.lows + at + chunk, tl.min(tl.where(mine, own_keys, LARGEST), 0))
+        tl.store(found.highs + at + chunk, tl.max(tl.where(mine, own_keys, -LARGEST), 0))
 
 
-@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["lowest", "log_total"])
+@triton.jit(do_not_specialize=VARYING)
 def weigh_blocks(
-    logits: tl.tensor,
-    largest: tl.tensor,
-    lowest: tl.tensor,
-    last: tl.tensor,
-    log_total: tl.tensor,
-    blocks: tl.tensor,
-    greedy: tl.tensor,
-    inverse_temperature: tl.tensor,
+    tables: Tables,
+    given: Given,
     positions: tl.tensor,
     row_stride: tl.tensor,
     position_stride: tl.tensor,
@@ -216,14 +195,13 @@ def weigh_blocks(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """`blocks` of `mtad.device.tables.Tables` from what else it has, of a chunk. Grid: (R * S, chunks)."""
+    """`blocks` of the tables from what else they have, of a chunk. Grid: (R * S, chunks)."""
     place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, count = place // positions, tl.cdiv(size, BLOCK)
-    logits += row * row_stride + place % positions * position_stride
+    logits = tables.logits + row * row_stride + place % positions * position_stride
     values, tokens = read(logits, chunk * CHUNK, size, CHUNK)
-    scale = tl.load(inverse_temperature + row)
-    each = probability(values, tokens, size, place, scale, largest, lowest, last, log_total)
+    each = probability(values, tokens, size, tables, place, tl.load(given.inverse_temperature + row))
     each = tl.reshape(each, (CHUNK // BLOCK, BLOCK))
-    mass = tl.where(tl.load(greedy + row) != 0, tl.max(each, 1), tl.sum(each, 1))
+    mass = tl.where(tl.load(given.greedy + row) != 0, tl.max(each, 1), tl.sum(each, 1))
     at = chunk * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
-    tl.store(blocks + place * count + at, mass, mask=at < count)
+    tl.store(tables.blocks + place * count + at, mass, mask=at < count)

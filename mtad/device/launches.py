@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtad.device.tables import BLOCK, Given, Results, Scored, Step, Tables, Tree
+from mtad.device.tables import BLOCK, Found, Given, Results, Scored, Step, Tables, Tree
 
 CHUNK, CANDIDATES = 4096, 4096
 """`CHUNK`: logits per program; a distribution has many. `CANDIDATES`: keys that the one settling program of a
@@ -43,37 +43,35 @@ def missing_compiler() -> str | None:
 
 
 def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-    """Launch a kernel, by module and name: the only place where that happens."""
+    """Launch a kernel, by module and name: the only place where that happens. The first argument is of tensors."""
     module, name = kernel.split(".")
-    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call] # Triton launches on the current one
+    with torch.cuda.device_of(arguments[0][0]):  # type: ignore[no-untyped-call] # Triton launches on the current one
         getattr(_kernels(module), name)[grid](*arguments, **constants)
 
 
 def filtered(logits: Tensor, given: Given) -> Tables:
     """The distributions of logits [R, S, V], last axis contiguous: `filter_logits` of the host, in four launches."""
-    (rows, positions, size), device = logits.shape, logits.device
-    chunks, places = -(-size // CHUNK), (rows, positions)
-    numbers = torch.empty((4, *places), device=device)
-    last = torch.empty(places, dtype=torch.int64, device=device)
-    blocks = torch.empty((*places, -(-size // BLOCK)), device=device)
-    of_chunks = torch.empty((3, *places, chunks), device=device)
-    of_bins = torch.empty((2, *places, chunks, int(_kernels("filter").BINS)), device=device)
-    found = torch.empty(places, dtype=torch.int32, device=device)
-    keys = torch.empty((*places, CANDIDATES), dtype=torch.int64, device=device)
-    ends = torch.empty((2, *places, chunks), dtype=torch.int64, device=device)
-    of_row = given.inverse_temperature, given.top_k, given.top_p, given.min_p
+    rows, positions, size = logits.shape
+    chunks, bins = -(-size // CHUNK), int(_kernels("filter").BINS)
+
+    def like(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty((rows, positions, *sizes), dtype=dtype, device=logits.device)
+
+    last, blocks = like(dtype=torch.int64), like(-(-size // BLOCK))
+    tables = Tables(logits, given.inverse_temperature, like(4), last, blocks)
+    found = Found(
+        *(like(chunks), like(chunks), like(chunks), like(chunks, bins), like(chunks, bins)),
+        *(like(dtype=torch.int32), like(CANDIDATES, dtype=torch.int64)),
+        *(like(chunks, dtype=torch.int64), like(chunks, dtype=torch.int64)),
+    )
     shape = positions, *logits.stride()[:2], size
-    most, lowest, log_total, log_plain = numbers
     every, wide = (rows * positions, chunks), {"CHUNK": CHUNK, "num_warps": 8}
-    launch("filter.scan_tables", every, (logits, *of_chunks, *of_bins, *of_row, *shape), **wide)
     candidates: dict[str, int] = {"CHUNKS": _power(chunks), "TILE": CANDIDATES}
-    gathered = logits, of_chunks[0], *of_bins, found, keys, *ends, *of_row, *shape
-    launch("filter.gather_candidates", every, gathered, **candidates, **wide)
-    settled = logits, *of_chunks, found, keys, *ends, most, lowest, last, log_total, log_plain, *of_row, *shape, chunks
-    launch("cut.settle_tables", every[:1], settled, **candidates, num_warps=8)
-    weighed = logits, most, lowest, last, log_total, blocks, given.greedy, given.inverse_temperature, *shape
-    launch("filter.weigh_blocks", every, weighed, BLOCK=BLOCK, **wide)
-    return Tables(logits, given.inverse_temperature, numbers, last, blocks)
+    launch("filter.scan_tables", every, (tables, found, given, *shape), **wide)
+    launch("filter.gather_candidates", every, (tables, found, given, *shape), **candidates, **wide)
+    launch("cut.settle_tables", every[:1], (tables, found, given, *shape, chunks), **candidates, num_warps=8)
+    launch("filter.weigh_blocks", every, (tables, given, *shape), BLOCK=BLOCK, **wide)
+    return tables
 
 
 def draw_level(level: int, tree: Tree, above: Tables, given: Given, is_end: Tensor, length: int, capacity: int) -> Step:
@@ -96,16 +94,10 @@ def draw_level(level: int, tree: Tree, above: Tables, given: Given, is_end: Tens
         torch.empty((rows, 1, width, length), dtype=torch.bool, device=device),
     )
     beams, size = above.logits.shape[1:]
-    largest, lowest, log_total, _ = above.numbers
     launch(
         "level.draw_level",
         (rows,),
-        (
-            *(*tree, *step, above.logits, largest, lowest, log_total, above.last, above.blocks),
-            *(given.draft, given.committed, given.real, is_end, given.inverse_temperature, given.greedy),
-            *(given.draft_len, given.width, given.log_confidence, given.stops_at_eos),
-            *(level, size, *above.logits.stride()[:2], length, capacity),
-        ),
+        (tree, step, above, given, is_end, level, size, *above.logits.stride()[:2], length, capacity),
         LEVELS=levels,
         WIDTH=width,
         FIRST=level == 0,
@@ -121,18 +113,11 @@ def draw_level(level: int, tree: Tree, above: Tables, given: Given, is_end: Tens
 
 def probabilities(tables: Tables, at: Tensor) -> Tensor:
     """All probabilities at positions `at` [R, N], float32 [R, N, V], in one launch."""
-    (_, positions, size), (largest, lowest, log_total, _) = tables.logits.shape, tables.numbers
+    _, positions, size = tables.logits.shape
     out, at = torch.empty((*at.shape, size), device=at.device), at.contiguous()
-    launch(
-        "decision.spread",
-        (at.numel(), -(-size // CHUNK)),
-        (
-            *(out, at, tables.logits, largest, lowest, tables.last, log_total, tables.inverse_temperature),
-            *(at.shape[1], positions, *tables.logits.stride()[:2], size),
-        ),
-        CHUNK=CHUNK,
-        num_warps=8,
-    )
+    shape = at.shape[1], positions, *tables.logits.stride()[:2], size
+    grid = at.numel(), -(-size // CHUNK)
+    launch("decision.spread", grid, (tables, out, at, *shape), CHUNK=CHUNK, num_warps=8)
     return out
 
 
@@ -154,18 +139,13 @@ def emit(
         weighed: weights [R, V] that the one more is drawn by, and their sums by block; None for `p` after the node.
     """
     levels, (_, positions, size) = out.paths.shape[1], p.logits.shape
-    nodes, none = positions - 1, (node,) * 5
-    about = none if scored is None else (scored.tokens, scored.drafted, scored.parents, scored.depths, scored.ancestors)
+    nodes, about = positions - 1, scored or Scored._make([node] * len(Scored._fields))
     assert all(x.stride(-1) == 1 for x in about)
+    strides = *p.logits.stride()[:2], *(x.stride(0) for x in (about.parents, about.depths, about.ancestors))
     launch(
         "decision.emit",
         (len(node),),
-        (
-            *(out.tokens, out.log_probs, out.lengths, out.paths, out.finite, node, finite, *about),
-            *(weighed or (p.blocks, p.blocks)),
-            *(p.logits, *p.numbers, p.last, given.bonus, given.greedy, given.inverse_temperature),
-            *(nodes, size, *p.logits.stride()[:2], *(x.stride(0) for x in about[2:])),
-        ),
+        (out, node, finite, about, *(weighed or (p.blocks, p.blocks)), p, given, nodes, size, *strides),
         LEVELS=levels,
         DEPTHS=_power(levels + 1),
         NODES=_power(max(nodes, 1)),

@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mtad.device.filter_kernels import LOG_TOTAL, log_probability
+from mtad.device.tables import Given, Tables, Tree
+
 NEVER = tl.constexpr(float("-inf"))
 
 
@@ -25,37 +28,13 @@ def choose(weights: tl.tensor, goal: tl.tensor, greedy: tl.tensor) -> tl.tensor:
     return tl.where(greedy, best, tl.minimum(reached, last))
 
 
-@triton.jit(
-    do_not_specialize=["level", "columns", "capacity"],
-    do_not_specialize_on_alignment=["largest", "lowest", "log_total", "draft", "step_tokens", "positions", "write_at"],
-)
+@triton.jit(do_not_specialize=["level", "columns", "capacity"])
 def draw_level(
-    tokens: tl.tensor,
-    log_q: tl.tensor,
-    drafted: tl.tensor,
-    growing: tl.tensor,
-    ended: tl.tensor,
-    ways: tl.tensor,
-    step_tokens: tl.tensor,
-    positions: tl.tensor,
-    write_at: tl.tensor,
-    mask: tl.tensor,
-    logits: tl.tensor,
-    largest: tl.tensor,
-    lowest: tl.tensor,
-    log_total: tl.tensor,
-    last: tl.tensor,
-    blocks: tl.tensor,
-    draft: tl.tensor,
-    committed: tl.tensor,
-    real_row: tl.tensor,
+    tree: Tree,
+    step: tl.tuple,
+    tables: Tables,
+    given: Given,
     is_end: tl.tensor,
-    inverse_temperature: tl.tensor,
-    greedy: tl.tensor,
-    draft_len: tl.tensor,
-    width: tl.tensor,
-    log_confidence: tl.tensor,
-    stops_at_eos: tl.tensor,
     level: tl.tensor,
     size: tl.tensor,
     row_stride: tl.tensor,
@@ -74,52 +53,47 @@ def draw_level(
     """Draw level `level` of each row. Grid: (R).
 
     Args:
-        tokens .. ways: of `mtad.device.tables.Tree`, written to.
-        step_tokens .. mask: of the step over the level, written to.
-        logits .. blocks: of `mtad.device.tables.Tables` [R, B], after the beams of the level above.
-        draft: float64 [R, LEVELS, WIDTH], uniform numbers.
-        committed .. stops_at_eos: of `mtad.device.tables.Given`.
+        tree, step: written to; the step is the one over the level.
+        tables: [R, B], after the beams of the level above.
         FIRST: it is level 0, whose only beam is the root.
         SLOTS, BEAMS, BLOCKS: slots, beams and blocks, rounded up to a power of two.
     """
+    step_tokens, positions, write_at, mask = step
     row = tl.program_id(0).to(tl.int64)
     beams = 1 if FIRST else WIDTH
     to = (row * LEVELS + level) * WIDTH
     above = to - WIDTH
     slots, beam, number = tl.arange(0, SLOTS), tl.arange(0, BEAMS), tl.arange(0, BLOCKS)
-    every, sure = tl.arange(0, BEAMS * BLOCKS), tl.load(greedy + row) != 0
-    scale = tl.load(inverse_temperature + row)
-    limit = tl.where(level < tl.load(draft_len + row), tl.load(width + row), 0)
+    every, sure = tl.arange(0, BEAMS * BLOCKS), tl.load(given.greedy + row) != 0
+    scale = tl.load(given.inverse_temperature + row)
+    limit = tl.where(level < tl.load(given.draft_len + row), tl.load(given.width + row), 0)
     if FIRST:
         log_w, grows = beam.to(tl.float64) * 0.0, beam == 0
     else:
         real = beam < WIDTH
-        grows = tl.load(growing + above + beam, mask=real, other=0) != 0
-        lives = grows | (tl.load(ended + above + beam, mask=real, other=0) != 0)
-        log_w = tl.where(lives, tl.load(log_q + above + beam, mask=real, other=NEVER), NEVER)
+        grows = tl.load(tree.growing + above + beam, mask=real, other=0) != 0
+        lives = grows | (tl.load(tree.ended + above + beam, mask=real, other=0) != 0)
+        log_w = tl.where(lives, tl.load(tree.log_q + above + beam, mask=real, other=NEVER), NEVER)
     place = row * beams + beam
-    total = tl.load(log_total + place, mask=beam < beams, other=0.0)
+    total = tl.load(tables.numbers + place * 4 + LOG_TOTAL, mask=beam < beams, other=0.0)
     bad = (tl.max((grows & (total != total)).to(tl.int32), 0) > 0) & (limit > 0)
     count = tl.cdiv(size, BLOCK)
     inside = grows[:, None] & (number < count)[None, :]
-    mass = tl.load(blocks + place[:, None] * count + number[None, :], mask=inside, other=0.0)
+    mass = tl.load(tables.blocks + place[:, None] * count + number[None, :], mask=inside, other=0.0)
     mass = tl.where(grows[:, None], mass, (number == 0)[None, :].to(tl.float32))  # an ended text goes on with itself
     share = tl.where(log_w > NEVER, tl.exp(log_w - tl.max(log_w, 0)), 0.0).to(tl.float32)
     mass = tl.where(bad, 0.0, tl.reshape(mass * share[:, None], (BEAMS * BLOCKS,)))
     parent, entry = tl.zeros_like(slots), tl.full(slots.shape, -1, tl.int32)
-    likelihood = tl.full(slots.shape, NEVER, tl.float64)
+    log_q = tl.full(slots.shape, NEVER, tl.float64)
     for slot in range(WIDTH):
-        goal = tl.load(draft + to + slot).to(tl.float32) * tl.sum(mass, 0)
+        goal = tl.load(given.draft + to + slot).to(tl.float32) * tl.sum(mass, 0)
         at = tl.where(slot < limit, choose(mass, goal, sure), -1)
         rest = goal - tl.sum(tl.where(every < at, mass, 0.0), 0)
         own, block = tl.maximum(at, 0) // BLOCKS, tl.maximum(at, 0) % BLOCKS
         ids, here = block * BLOCK + tl.arange(0, BLOCK), beam == own
-        values = tl.load(logits + row * row_stride + own * position_stride + ids, mask=ids < size, other=NEVER).to(
-            tl.float32
-        )
-        low, of = tl.load(lowest + row * beams + own), row * beams + own
-        kept = (ids < size) & ((values > low) | ((values == low) & (ids <= tl.load(last + of))))
-        values = (values - tl.load(largest + of)) * scale - tl.load(log_total + of)
+        logits = tables.logits + row * row_stride + own * position_stride
+        values = tl.load(logits + ids, mask=ids < size, other=NEVER).to(tl.float32)
+        values, kept = log_probability(values, ids, size, tables, row * beams + own, scale)
         goes_on = tl.max((here & grows).to(tl.int32), 0) > 0
         values = tl.where(goes_on, tl.where(kept, values, NEVER), tl.where(ids == 0, 0.0, NEVER))
         taken = (parent == own)[:, None] & (entry[:, None] == ids[None, :])
@@ -132,38 +106,38 @@ def draw_level(
         mine = (slots == slot) & (chosen >= 0)
         parent, entry = tl.where(mine, own, parent), tl.where(mine, block * BLOCK + chosen, entry)
         likely = tl.sum(tl.where(here, log_w, 0.0), 0) + tl.sum(tl.where(picked, values, 0.0), 0)
-        likelihood = tl.where(mine, likely, likelihood)
+        log_q = tl.where(mine, likely, log_q)
     alive, real = entry >= 0, slots < WIDTH
     token = tl.maximum(entry, 0).to(tl.int64)
     if FIRST:
         new, over = alive, slots < 0
     else:
-        grew = tl.load(growing + above + parent, mask=real, other=0) != 0
-        token = tl.where(alive & ~grew, tl.load(tokens + above + parent, mask=real, other=0), token)
+        grew = tl.load(tree.growing + above + parent, mask=real, other=0) != 0
+        token = tl.where(alive & ~grew, tl.load(tree.tokens + above + parent, mask=real, other=0), token)
         new, over = alive & grew, alive & ~grew
-    stops = (tl.load(stops_at_eos + row) != 0) & (tl.load(is_end + token) != 0)
-    goes = new & ~stops & (likelihood >= tl.load(log_confidence + row)) & (level + 1 < tl.load(draft_len + row))
-    tl.store(tokens + to + slots, token, mask=real)
-    tl.store(log_q + to + slots, tl.where(bad, float("nan"), likelihood), mask=real)
-    tl.store(drafted + to + slots, new, mask=real)
-    tl.store(growing + to + slots, goes, mask=real)
-    tl.store(ended + to + slots, over | (alive & stops), mask=real)
-    end, behind = tl.load(committed + row), tl.load(real_row + row) == 0
+    stops = (tl.load(given.stops_at_eos + row) != 0) & (tl.load(is_end + token) != 0)
+    goes = new & ~stops & (log_q >= tl.load(given.log_confidence + row)) & (level + 1 < tl.load(given.draft_len + row))
+    tl.store(tree.tokens + to + slots, token, mask=real)
+    tl.store(tree.log_q + to + slots, tl.where(bad, float("nan"), log_q), mask=real)
+    tl.store(tree.drafted + to + slots, new, mask=real)
+    tl.store(tree.growing + to + slots, goes, mask=real)
+    tl.store(tree.ended + to + slots, over | (alive & stops), mask=real)
+    end, behind = tl.load(given.committed + row), tl.load(given.real + row) == 0
     tl.store(step_tokens + row * WIDTH + slots, token, mask=real)
     tl.store(positions + row * WIDTH + slots, end + level + slots * 0, mask=real)
     tl.store(write_at + row, tl.where(behind, capacity, end + level * WIDTH))
     for depth in range(level + 1):
         way = slots.to(tl.int64)
         if not FIRST:
-            way = tl.load(ways + (above + parent) * LEVELS + depth, mask=real & (depth < level), other=0)
+            way = tl.load(tree.ways + (above + parent) * LEVELS + depth, mask=real & (depth < level), other=0)
             way = tl.where(depth == level, slots.to(tl.int64), way)
-        tl.store(ways + (to + slots) * LEVELS + depth, way, mask=real)
+        tl.store(tree.ways + (to + slots) * LEVELS + depth, way, mask=real)
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         seen = (column < end)[None, :] | (column[None, :] == (end + level * WIDTH + slots)[:, None])
         if not FIRST:
             for depth in range(level):
-                way = tl.load(ways + (above + parent) * LEVELS + depth, mask=real, other=0)
+                way = tl.load(tree.ways + (above + parent) * LEVELS + depth, mask=real, other=0)
                 seen = seen | (column[None, :] == (end + depth * WIDTH + way)[:, None])
         at = (row * WIDTH + slots)[:, None] * columns + column[None, :]
         tl.store(mask + at, seen, mask=real[:, None] & (column < columns)[None, :])

@@ -140,7 +140,7 @@ class Tables(NamedTuple):
     Attributes:
         logits: float [R, S, V], the model's, last axis contiguous.
         inverse_temperature: float32 [R].
-        numbers: float32 [4, R, S]: the largest logit; the smallest one that is kept, -inf for all; the logarithm of the
+        numbers: float32 [R, S, 4]: the largest logit; the smallest one that is kept, -inf for all; the logarithm of the
             sum of exp((logit - largest) / temperature) over what is kept, NaN if this is no distribution; that sum at
             temperature 1 over all tokens.
         last: int64 [R, S], of the tokens with the smallest kept logit, the largest id that is kept.
@@ -156,16 +156,39 @@ class Tables(NamedTuple):
     def log_prob(self, at: Tensor, tokens: Tensor) -> Tensor:
         """Log-probability of tokens [R, M] at positions `at` [R, M], float64; -inf where the filter removed them."""
         logits = self.logits[torch.arange(len(at), device=at.device)[:, None], at, tokens].float()
-        largest, lowest, log_total, _ = self.numbers.gather(2, at.expand(4, -1, -1)).unbind()
+        largest, lowest, log_total, _ = self.numbers.gather(1, at[..., None].expand(-1, -1, 4)).unbind(2)
         kept = (logits > lowest) | ((logits == lowest) & (tokens <= self.last.gather(1, at)))
         values = (logits - largest) * self.inverse_temperature[:, None] - log_total
         return values.masked_fill(~kept, -math.inf).double()
 
 
+class Found(NamedTuple):
+    """What the kernels that filter logits [R, S, V] find out one after another; see `mtad.device.filter_kernels`.
+
+    Attributes:
+        largest, totals, plains: float32 [R, S, chunks], each chunk's largest logit, and its weight, relative to that
+            one's, at the temperature and at 1.
+        counts, masses: float32 [R, S, chunks, BINS], by bin.
+        candidates: int32 [R, S], how many there are.
+        keys: int64 [R, S, CANDIDATES], of the first candidates, by id.
+        lows, highs: int64 [R, S, chunks], the smallest and the largest key of each chunk's candidates.
+    """
+
+    largest: Tensor
+    totals: Tensor
+    plains: Tensor
+    counts: Tensor
+    masses: Tensor
+    candidates: Tensor
+    keys: Tensor
+    lows: Tensor
+    highs: Tensor
+
+
 def stacked(tables: list[Tables]) -> Tables:
     """The first distribution of each, [R, len(tables)]; without blocks."""
     logits = torch.stack([table.logits[:, 0] for table in tables], 1)
-    numbers = torch.stack([table.numbers[:, :, 0] for table in tables], 2)
+    numbers = torch.stack([table.numbers[:, 0] for table in tables], 1)
     last = torch.stack([table.last[:, 0] for table in tables], 1)
     return Tables(logits, tables[0].inverse_temperature, numbers, last, tables[0].blocks)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton._utils import find_paths_if
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -21,7 +22,7 @@ from engines.base import KV_PAGE
 from engines.pytorch import attention_kernels, layer_kernels
 from engines.pytorch.attention import CHUNK, MEMBERS, MIN_SPLIT_COLUMNS, padded, tile
 from engines.pytorch.layer_ops import ADDED_TILES, GATED_TILES, NARROW, ProductTile
-from mtad.device import cut_kernels, decision_kernels, filter_kernels, launches, level_kernels
+from mtad.device import cut_kernels, decision_kernels, filter_kernels, launches, level_kernels, tables
 from mtad.device.tables import BLOCK
 
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -52,14 +53,16 @@ LEVEL_CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
 )
 """Kernel, compute capability times 10, constants that are not a vocabulary's of 128,256 tokens."""
 TYPES = {
-    "*i64": "last tokens ways step_tokens positions write_at committed draft_len width top_k places emitted lengths"
-    " paths node parents depths keys lows highs",
-    "*i32": "found",
-    "*i1": "greedy drafted growing ended mask real_row is_end stops_at_eos finite was_finite ancestors",
-    "*fp64": "log_q log_confidence",
-    "i32": "row_stride position_stride size chunks level columns capacity nodes wanted parents_row depths_row"
+    "*i64": "last tokens ways committed draft_len width top_k rule last_two places lengths longest paths node parents"
+    " depths origins keys lows highs",
+    "*i32": "candidates",
+    "*i1": "greedy tree reads_draft drafted growing ended ends real is_end stops_at_eos finite ancestors",
+    "*fp64": "log_q log_confidence threshold bounds draft accept bonus",
+    "i32": "positions row_stride position_stride size chunks level columns capacity nodes wanted parents_row depths_row"
     " ancestors_row",
 }
+"""Of arguments, and of what is in tuples of them, by name; others are float32."""
+STEP = "*i64", "*i64", "*i64", "*i1"
 SINGLE = "positions level columns capacity chunks nodes wanted parents_row depths_row ancestors_row"
 
 
@@ -100,27 +103,35 @@ def compile_level(name: str, capability: int, constants: dict[str, Any]) -> dict
     sizes = {"CHUNK": launches.CHUNK, "CHUNKS": 32, "TILE": launches.CANDIDATES, "BLOCK": BLOCK, "BLOCKS": 512}
     every: dict[str, Any] = {**sizes, "DEPTHS": 8, "NODES": 16, "LEVELS": 4, **constants}
     every["COLUMNS"] = min(launches.COLUMNS, launches.CELLS // every.get("SLOTS", 1))
-    kinds = dict.fromkeys(kernel.arg_names, "*fp32")
-    kinds |= {argument: kind for kind, names in TYPES.items() for argument in names.split()}
-    kinds |= {} if name == "draw_level" else {"positions": "i32"}
-    single = {argument for argument in SINGLE.split() if not kinds.get(argument, "").startswith("*")}
+    known = {argument: kind for kind, names in TYPES.items() for argument in names.split()}
+    kinds: dict[str, Any] = dict.fromkeys(kernel.arg_names, "*fp32") | known | {"step": STEP}
+    for argument, annotation in kernel.fn.__annotations__.items():
+        if hasattr(tables, annotation):
+            own = getattr(tables, annotation)
+            kinds[argument] = own(*(known.get(field, "*fp32") for field in own._fields))
+    single = set(SINGLE.split())
     count = 16 if constants.get("WIDTH", 1) > 16 else 4 if name == "emit" else 8
     return {"name": name, **constants, **compiled(kernel, kinds, every, single, capability, {"num_warps": count})}
 
 
 def compiled(
     kernel: Any,
-    kinds: dict[str, str],
+    kinds: dict[str, Any],
     constants: dict[str, Any],
     single: set[str],
     capability: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """What becomes of a kernel that is compiled anew; arguments are multiples of 16, but for those of `single`."""
+    """What becomes of a kernel that is compiled anew; arguments are multiples of 16, but for those of `single`.
+
+    Args:
+        kinds: each argument's type, a tuple of types for a tuple.
+    """
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {name: "constexpr" if name in constants else kinds[name] for name in kernel.arg_names}
     of_16 = [place for place, name in enumerate(kernel.arg_names) if name not in single | constants.keys()]
-    source = ASTSource(kernel, signature, constants, {(place,): [["tt.divisibility", 16]] for place in of_16})
+    paths = find_paths_if(list(signature.values()), lambda path, kind: path[0] in of_16)
+    source = ASTSource(kernel, signature, constants, {path: [["tt.divisibility", 16]] for path in paths})
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.always_compile = True
         began = time.perf_counter()

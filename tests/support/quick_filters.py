@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mtad.device import launches
+from mtad.device.tables import Given, Tables
 from mtad.filters import filter_logits
 from mtad.rows import ROW
 
@@ -24,12 +24,14 @@ def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **con
         if not kernel.startswith(("filter.", "cut.")) or kernel == "filter.weigh_blocks":
             _launch(kernel, grid, arguments, **constants)
         if kernel == "cut.settle_tables":
-            _settle(*(x.numpy() if isinstance(x, Tensor) else x for x in arguments))
+            _settle(arguments[0], arguments[2])
 
 
-def _settle(logits: Any, *given: Any) -> None:
+def _settle(tables: Tables, given: Given) -> None:
     """`mtad.device.cut_kernels.settle_tables`; what the kernels before have found is not needed."""
-    largest, lowest, last, log_total, log_plain, scale, top_k, top_p, min_p, *_ = given[7:]
+    logits, numbers, last = (x.numpy() for x in (tables.logits, tables.numbers, tables.last))
+    of_row = given.inverse_temperature, given.top_k, given.top_p, given.min_p
+    scale, top_k, top_p, min_p = (x.numpy() for x in of_row)
     vocab = logits.shape[2]
     ids, log_p, row = np.empty(vocab, np.int32), np.empty(vocab, np.float32), np.zeros(1, np.dtype((np.record, ROW)))[0]
     for r, s in np.ndindex(logits.shape[:2]):
@@ -37,10 +39,9 @@ def _settle(logits: Any, *given: Any) -> None:
         row.temperature, row.top_k, row.top_p, row.min_p = 1 / float(scale[r]), top_k[r], top_p[r], min_p[r]
         count = filter_logits(own, row, ids, log_p)
         kept = ids[:count]
-        largest[r, s], lowest[r, s] = own.max(), own[kept].min()
-        last[r, s] = kept[own[kept] == lowest[r, s]].max(initial=0)
-        log_total[r, s] = np.nan if np.isnan(log_p[0]) else -log_p[:count].max()
-        log_plain[r, s] = np.log(np.exp(own - own.max()).sum())
+        log_total = np.nan if np.isnan(log_p[0]) else -log_p[:count].max()
+        numbers[r, s] = own.max(), own[kept].min(), log_total, np.log(np.exp(own - own.max()).sum())
+        last[r, s] = kept[own[kept] == numbers[r, s, 1]].max(initial=0)
 
 
 @contextmanager
