@@ -26,7 +26,8 @@ from mtad.device.tables import Found, Given, Tables
 
 VARYING = ("positions",)
 """Arguments that change from step to step: `do_not_specialize` keeps kernels from being compiled again where one of
-them is 1 or a multiple of 16. It does nothing for what is in a tuple: those are pointers that all are multiples."""
+them is 1 or a multiple of 16. Triton specializes whatever is in a tuple, so tuples hold no numbers, and only tensors
+that begin at multiples of 16 bytes."""
 
 LOWEST, LOG_TOTAL, LOG_PLAIN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Where they are in the `numbers` of a distribution, behind the largest logit."""
@@ -60,7 +61,7 @@ def read(logits: tl.tensor, start: tl.tensor, size: tl.tensor, COUNT: tl.constex
 def log_probability(
     values: tl.tensor, ids: tl.tensor, size: tl.tensor, tables: Tables, at: tl.tensor, scale: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Log-probabilities of the tokens `ids`, whose logits are `values`, of entry `at`; and what the filter kept."""
+    """Log-probabilities of the tokens `ids`, whose logits at entry `at` are `values`; and which the filter kept."""
     numbers = tables.numbers + at * 4
     low = tl.load(numbers + LOWEST)
     kept = (ids < size) & ((values > low) | ((values == low) & (ids <= tl.load(tables.last + at))))
@@ -71,7 +72,7 @@ def log_probability(
 def probability(
     values: tl.tensor, ids: tl.tensor, size: tl.tensor, tables: Tables, at: tl.tensor, scale: tl.tensor
 ) -> tl.tensor:
-    """What the filter left of the tokens `ids`, whose logits are `values`, of entry `at`."""
+    """What the filter left of the tokens `ids`, whose logits at entry `at` are `values`."""
     log_p, kept = log_probability(values, ids, size, tables, at, scale)
     return tl.where(kept, tl.exp(log_p), 0.0)
 
@@ -106,8 +107,8 @@ def scan_tables(
     """What the tokens of a chunk count and weigh, by bins of a nat below its largest logit's. Grid: (R * S, chunks).
 
     Args:
-        found: `largest` to `masses` are written to; bins are left out where no filter is on.
-        positions: S. The strides are of the logits, in elements; `size` is V.
+        found: `largest` .. `masses` are written to; bins are left out where no filter is on.
+        positions: S; `size` is V, and the strides are of the logits, in elements.
     """
     place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = place // positions
@@ -146,7 +147,7 @@ def gather_candidates(
     """The keys of a chunk's tokens in the bins that a filter keeps something of. Grid: (R * S, chunks).
 
     Args:
-        found: `candidates` to `highs` are written to.
+        found: `candidates` .. `highs` are written to.
         CHUNKS: of the vocabulary, rounded up to a power of two.
     """
     place, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)

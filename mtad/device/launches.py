@@ -43,7 +43,7 @@ def missing_compiler() -> str | None:
 
 
 def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-    """Launch a kernel, by module and name: the only place where that happens. The first argument is of tensors."""
+    """Launch a kernel, by module and name, on the device of its first argument: the only place where that happens."""
     module, name = kernel.split(".")
     with torch.cuda.device_of(arguments[0][0]):  # type: ignore[no-untyped-call] # Triton launches on the current one
         getattr(_kernels(module), name)[grid](*arguments, **constants)

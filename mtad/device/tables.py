@@ -163,7 +163,7 @@ class Tables(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the kernels that filter logits [R, S, V] find out one after another; see `mtad.device.filter_kernels`.
+    """What the kernels that filter [R, S] distributions tell each other; see `mtad.device.filter_kernels`.
 
     Attributes:
         largest, totals, plains: float32 [R, S, chunks], each chunk's largest logit, and its weight, relative to that
