@@ -140,8 +140,9 @@ def emit(
     """
     levels, (_, positions, size) = out.paths.shape[1], p.logits.shape
     nodes, about = positions - 1, scored or Scored._make([node] * len(Scored._fields))
-    assert all(x.stride(-1) == 1 for x in about)
-    strides = *p.logits.stride()[:2], *(x.stride(0) for x in (about.parents, about.depths, about.ancestors))
+    strided = about.parents, about.depths, about.ancestors
+    assert all(x.stride(-1) == 1 for x in (about.tokens, about.drafted, *strided))
+    strides = *p.logits.stride()[:2], *(x.stride(0) for x in strided)
     launch(
         "decision.emit",
         (len(node),),
