@@ -138,7 +138,7 @@ def open_pair(folder: Path | str, config: RuntimeConfig | None = None) -> Pair:
         if config.memory is not None:
             fitting = whole.within(config.memory).rows
             rows = fitting if rows is None else min(rows, fitting)
-        elif not placement.on_gpu:
+        elif not placement.on_gpu and all(kind.stored != "plan" for kind in kinds):
             _check_memory(replace(whole, rows=rows or whole.rows))
     tokenizers = [open_tokenizer(folder / name, own) for name, own in zip(specs, vocabularies, strict=False)]
     if ranks > 1:

@@ -32,7 +32,8 @@ from mtad.errors import InvalidInput, imported, refused_as
 log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(minutes=5)
-"""How long rank 0 waits for the others in one collective operation; they may load their shards that far apart."""
+"""How long rank 0 waits for the others in one collective operation; they may load their shards that far apart. Between
+GPUs, NCCL's watchdog then ends the process, since the operation is only launched."""
 
 
 class ParallelEngine(Engine):

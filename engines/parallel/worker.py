@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from operator import attrgetter
@@ -55,9 +56,13 @@ class Worker:
         options: dict[str, Any] = {"tp_plan": "auto"}
         if hasattr(DistributedConfig, "tp_size"):  # of transformers 5, which deprecates the other way
             options = {"distributed_config": DistributedConfig(tp_size=dist.get_world_size())}
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=spec.torch_dtype, local_files_only=True, trust_remote_code=False, **options
-        )
+        shown = sys.stdout, sys.stderr
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=spec.torch_dtype, local_files_only=True, trust_remote_code=False, **options
+            )
+        finally:  # up to 5.3, transformers silences all GPUs but the first for good, errors too
+            sys.stdout, sys.stderr = shown
         _, kv_heads, _, _ = cache_shape(model)
         device = f"cuda:{os.environ['LOCAL_RANK']}" if placement.on_gpu else "cpu"
         # fusing runs layers by themselves, which would have to happen on all ranks

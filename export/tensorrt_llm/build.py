@@ -65,6 +65,7 @@ def build_plan(folder: Path, checkpoint: Checkpoint, spec: EngineSpec) -> None:
         converted, built = Path(temporary, "checkpoint"), Path(temporary, "plan")
         library = getattr(import_module("tensorrt_llm.models"), LIBRARYS)
         model = library.from_hugging_face(str(checkpoint.folder), dtype=spec.dtype, load_model_on_cpu=True)
+        converted.mkdir()  # the library does not (`models/modeling_utils.py`)
         model.save_checkpoint(str(converted))
         command = build_command(spec, converted, built)
         if subprocess.run(command, check=False).returncode:

@@ -6,13 +6,18 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from engines.folder import read_json, write_json
+from engines.kinds import KINDS
+from engines.memory import Memory
+from engines.placement import Placement
 from mtad import LLM, RuntimeConfig
 from mtad.errors import InvalidInput
 from mtad.params import DecodingParams
+from runtime import pair
 from runtime.pair import open_pair, store_costs
 from runtime.speculation.lengths import DraftCosts
 
@@ -65,3 +70,17 @@ def test_an_export_measures_what_drafts_cost(pair_folder: Path, tmp_path: Path) 
     assert costs["level"] > 0
     assert costs["node"] >= 0
     assert open_pair(folder).costs == DraftCosts(**costs)
+
+
+@pytest.mark.parametrize(("format", "measured"), [("onnx", True), ("tensorrt", False)])
+def test_what_runs_on_a_gpu_whatever_is_said_is_not_measured_against_the_hosts_memory(
+    format: str, measured: bool, pair_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Memory]()
+    kind = next(kind for kind in KINDS if kind.format == format)
+    monkeypatch.setattr(Placement, "check", lambda self, spec: kind)
+    monkeypatch.setattr(pair, "_check_memory", asked.append)
+    monkeypatch.setattr(pair, "open_engine", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        open_pair(pair_folder)
+    assert bool(asked) == measured

@@ -40,7 +40,6 @@ class FakeLlama:
         return cls(hf_model_or_dir)
 
     def save_checkpoint(self, output_dir: str, save_config: bool = True) -> None:
-        Path(output_dir).mkdir(parents=True)
         (Path(output_dir) / "config.json").write_text(json.dumps({"source": self.source}))
 
 

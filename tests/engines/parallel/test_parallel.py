@@ -21,8 +21,10 @@ import torch
 from transformers import AutoConfig, MixtralConfig, PretrainedConfig
 
 from engines.base import EngineSpec
+from engines.parallel import worker
 from engines.parallel.engine import ParallelCache, ParallelEngine, check_plan, check_ranks
 from engines.parallel.worker import RankFailed, launched_rank
+from engines.placement import Placement
 from mtad import LLM, DecodingParams
 from mtad.errors import InvalidInput
 from tests.support.families import FAMILIES, GROUPED, write_model
@@ -138,6 +140,24 @@ def test_once_a_rank_has_failed_admission_raises_and_rows_can_still_be_released(
     parallel.release(0)
     with pytest.raises(RankFailed, match="a rank is gone"):
         parallel.fits([(0, 8)])
+
+
+def test_what_a_rank_prints_is_seen_also_where_transformers_silences_all_but_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        """As `integrations/tensor_parallel.py` of 4.57.3 does on the second GPU."""
+        monkeypatch.setattr(sys, "stdout", None)
+        monkeypatch.setattr(sys, "stderr", None)
+        raise MemoryError
+
+    shown = sys.stdout, sys.stderr
+    monkeypatch.setattr(worker, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=load))
+    monkeypatch.setattr(worker, "dist", SimpleNamespace(get_world_size=lambda: 2))
+    spec = EngineSpec("llama", 2, 4, 16, 320, "float32", 4, 256, (0,), "torch", "", {})
+    with pytest.raises(MemoryError):
+        worker.Worker(tmp_path, spec, Placement())
+    assert (sys.stdout, sys.stderr) == shown
 
 
 def test_only_what_torchrun_has_started_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
