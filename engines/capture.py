@@ -53,8 +53,8 @@ class Recorder:
     def wait(self) -> None:
         """Wait for all that has been launched. Only inside `ordered`.
 
-        By an event, as another thread may be inside `waits_are_errors`: torch looks at that where a stream is waited
-        for (c10/cuda/CUDAFunctions.h, `stream_synchronize`), but not for an event's (ATen/cuda/CUDAEvent.h).
+        By an event, as another thread may be inside `waits_are_errors`: torch checks waits for a stream
+        (c10/cuda/CUDAFunctions.h, `stream_synchronize`), but not waits for an event (ATen/cuda/CUDAEvent.h).
         """
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).record_event().synchronize()

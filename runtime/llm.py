@@ -126,6 +126,9 @@ class LLM:
         """Capture the blocks of requests with these parameters, where blocks are captured. Only while none is running.
 
         Of automatic drafts, those of each length.
+
+        Raises:
+            InvalidInput: they ask for the auxiliary, and the pair has none.
         """
         assert not self.loop.scheduler.holders, "rows in use would be overwritten"
         settled = [self.pair.settled(p) for p in params]

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(minutes=5)
 """How long rank 0 waits for the others in one collective operation; they may load their shards that far apart. Between
-GPUs, NCCL's watchdog then ends the process, since the operation is only launched."""
+GPUs, NCCL's watchdog then ends the process, because there the host launches the operation and does not wait in it."""
 
 
 class ParallelEngine(Engine):

@@ -23,8 +23,9 @@ def set_arithmetic(model: PreTrainedModel, attention: str, experts: str = "batch
     """Choose how a model computes attention and mixtures of experts.
 
     Of experts, `batched_mm` gathers each token's, which a capture needs; `eager` is transformers' loop;
-    `engines.pytorch.experts` has one for graphs and one for GPUs, whose names `set_experts_implementation` refuses, of
-    any model, before transformers 5.7 (modeling_utils.py of 5.5.4); so the name goes to where it leaves it.
+    `engines.pytorch.experts` has one for graphs and one for GPUs. Before transformers 5.7, `set_experts_implementation`
+    refuses names that it does not know, of any model (modeling_utils.py of 5.5.4). So the name is written to where that
+    method would leave it.
     """
     model.set_attn_implementation(attention)
     for module in model.modules():

@@ -9,7 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mtad.device.filter_kernels import ID, LARGEST, LOG_PLAIN, LOG_TOTAL, LOWEST, key_of, largest_of, logit_of, read
+from mtad.device.filter_kernels import (
+    ID,
+    LARGEST,
+    LOG_PLAIN,
+    LOG_TOTAL,
+    LOWEST,
+    NUMBERS,
+    key_of,
+    largest_of,
+    logit_of,
+    read,
+)
 from mtad.device.tables import Found, Given, Tables
 
 
@@ -22,7 +33,7 @@ def _above(
     They are among the `count` candidates, or are read if those are more than TILE.
 
     Args:
-        known: keys and weights of the first candidates; the logits, how many there are, the largest one, and the
+        known: keys and weights of the first TILE candidates; the logits; the vocabulary's size; the largest logit; the
             inverse temperature.
     """
     own, weights, logits, size, most, scale = known
@@ -119,7 +130,7 @@ def settle_tables(
         if least > 0.0:
             edge = tl.maximum(edge, key_of(most + tl.log(least) / scale, every_id))
         _, total, _, _ = _above(known, count, edge, TILE)
-    numbers = tables.numbers + place * 4
+    numbers = tables.numbers + place * NUMBERS
     tl.store(numbers, most)
     tl.store(numbers + LOWEST, logit_of(edge))
     tl.store(numbers + LOG_TOTAL, tl.log(total))

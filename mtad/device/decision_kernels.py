@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mtad.device.filter_kernels import LOG_PLAIN, LOG_TOTAL, probability
+from mtad.device.filter_kernels import LOG_PLAIN, LOG_TOTAL, NUMBERS, probability
 from mtad.device.level_kernels import NEVER, choose
 from mtad.device.tables import Given, Results, Scored, Tables
 
@@ -111,16 +111,16 @@ def emit(
     token = tl.where(level == length, one.to(tl.int64), token)
     at = tl.where(level == 0, 0, above + 1)
     likely = tl.load(logits + at * position_stride + token, mask=level <= LEVELS, other=0.0).to(tl.float32)
-    numbers = tables.numbers + here * 4
-    likely = likely - tl.load(numbers + at * 4) - tl.load(numbers + at * 4 + LOG_PLAIN)
+    numbers = tables.numbers + here * NUMBERS
+    likely = likely - tl.load(numbers + at * NUMBERS) - tl.load(numbers + at * NUMBERS + LOG_PLAIN)
     tl.store(out.tokens + row * (LEVELS + 1) + level, token, mask=level <= LEVELS)
     tl.store(out.log_probs + row * (LEVELS + 1) + level, likely, mask=level <= LEVELS)
     tl.store(out.paths + row * LEVELS + level, own.to(tl.int64), mask=level < LEVELS)
     tl.store(out.lengths + row, length.to(tl.int64))
     parent = tl.load(scored.parents + row * parents_row + every, mask=real, other=-1)
     looked = real & (tl.load(scored.drafted + row * nodes + every, mask=real, other=0) != 0)
-    looked_at = tl.load(numbers + (parent + 1) * 4 + LOG_TOTAL)
-    bonus_at = tl.load(numbers + (kept + 1) * 4 + LOG_TOTAL)
+    looked_at = tl.load(numbers + (parent + 1) * NUMBERS + LOG_TOTAL)
+    bonus_at = tl.load(numbers + (kept + 1) * NUMBERS + LOG_TOTAL)
     bad = tl.sum((looked & (looked_at != looked_at)).to(tl.int32), 0)
     bad += tl.sum(((level <= length) & ~(tl.abs(likely) < float("inf"))).to(tl.int32), 0)
     tl.store(out.finite + row, (tl.load(finite + row) != 0) & (bad == 0) & (bonus_at == bonus_at))

@@ -29,8 +29,8 @@ VARYING = ("positions",)
 them is 1 or a multiple of 16. Triton specializes whatever is in a tuple, so tuples hold no numbers, and only tensors
 that begin at multiples of 16 bytes."""
 
-LOWEST, LOG_TOTAL, LOG_PLAIN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Where they are in the `numbers` of a distribution, behind the largest logit."""
+LOWEST, LOG_TOTAL, LOG_PLAIN, NUMBERS = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+"""Where they are in the `numbers` of a distribution, behind the largest logit; and how many numbers it has."""
 LARGEST = tl.constexpr(2**63 - 1)
 ID = tl.constexpr(2**31 - 1)
 
@@ -62,7 +62,7 @@ def log_probability(
     values: tl.tensor, ids: tl.tensor, size: tl.tensor, tables: Tables, at: tl.tensor, scale: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """Log-probabilities of the tokens `ids`, whose logits at entry `at` are `values`; and which the filter kept."""
-    numbers = tables.numbers + at * 4
+    numbers = tables.numbers + at * NUMBERS
     low = tl.load(numbers + LOWEST)
     kept = (ids < size) & ((values > low) | ((values == low) & (ids <= tl.load(tables.last + at))))
     return (values - tl.load(numbers)) * scale - tl.load(numbers + LOG_TOTAL), kept

@@ -43,7 +43,7 @@ def missing_compiler() -> str | None:
 
 
 def launch(kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
-    """Launch a kernel, by module and name, on the device of its first argument: the only place where that happens."""
+    """Launch a kernel, by module and name; nothing else does. The first argument is a tuple of tensors."""
     module, name = kernel.split(".")
     with torch.cuda.device_of(arguments[0][0]):  # type: ignore[no-untyped-call] # Triton launches on the current one
         getattr(_kernels(module), name)[grid](*arguments, **constants)
@@ -60,9 +60,15 @@ def filtered(logits: Tensor, given: Given) -> Tables:
     last, blocks = like(dtype=torch.int64), like(-(-size // BLOCK))
     tables = Tables(logits, given.inverse_temperature, like(4), last, blocks)
     found = Found(
-        *(like(chunks), like(chunks), like(chunks), like(chunks, bins), like(chunks, bins)),
-        *(like(dtype=torch.int32), like(CANDIDATES, dtype=torch.int64)),
-        *(like(chunks, dtype=torch.int64), like(chunks, dtype=torch.int64)),
+        largest=like(chunks),
+        totals=like(chunks),
+        plains=like(chunks),
+        counts=like(chunks, bins),
+        masses=like(chunks, bins),
+        candidates=like(dtype=torch.int32),
+        keys=like(CANDIDATES, dtype=torch.int64),
+        lows=like(chunks, dtype=torch.int64),
+        highs=like(chunks, dtype=torch.int64),
     )
     shape = positions, *logits.stride()[:2], size
     every, wide = (rows * positions, chunks), {"CHUNK": CHUNK, "num_warps": 8}
@@ -139,14 +145,15 @@ def emit(
         weighed: weights [R, V] that the one more is drawn by, and their sums by block; None for `p` after the node.
     """
     levels, (_, positions, size) = out.paths.shape[1], p.logits.shape
-    nodes, about = positions - 1, scored or Scored._make([node] * len(Scored._fields))
-    strided = about.parents, about.depths, about.ancestors
-    assert all(x.stride(-1) == 1 for x in (about.tokens, about.drafted, *strided))
+    nodes = positions - 1
+    tree = scored or Scored._make([node] * len(Scored._fields))  # without nodes, nothing of it is read
+    strided = tree.parents, tree.depths, tree.ancestors
+    assert all(x.stride(-1) == 1 for x in (tree.tokens, tree.drafted, *strided))
     strides = *p.logits.stride()[:2], *(x.stride(0) for x in strided)
     launch(
         "decision.emit",
         (len(node),),
-        (out, node, finite, about, *(weighed or (p.blocks, p.blocks)), p, given, nodes, size, *strides),
+        (out, node, finite, tree, *(weighed or (p.blocks, p.blocks)), p, given, nodes, size, *strides),
         LEVELS=levels,
         DEPTHS=_power(levels + 1),
         NODES=_power(max(nodes, 1)),

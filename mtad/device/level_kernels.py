@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mtad.device.filter_kernels import LOG_TOTAL, log_probability
+from mtad.device.filter_kernels import LOG_TOTAL, NUMBERS, log_probability
 from mtad.device.tables import Given, Tables, Tree
 
 NEVER = tl.constexpr(float("-inf"))
@@ -53,7 +53,7 @@ def draw_level(
     """Draw level `level` of each row. Grid: (R).
 
     Args:
-        tree, step: written to; the step is the one over the level.
+        tree, step: written to; the step, which is the auxiliary's next one, as tokens, positions, write_at and mask.
         tables: [R, B], after the beams of the level above.
         FIRST: it is level 0, whose only beam is the root.
         SLOTS, BEAMS, BLOCKS: slots, beams and blocks, rounded up to a power of two.
@@ -75,7 +75,7 @@ def draw_level(
         lives = grows | (tl.load(tree.ended + above + beam, mask=real, other=0) != 0)
         log_w = tl.where(lives, tl.load(tree.log_q + above + beam, mask=real, other=NEVER), NEVER)
     place = row * beams + beam
-    total = tl.load(tables.numbers + place * 4 + LOG_TOTAL, mask=beam < beams, other=0.0)
+    total = tl.load(tables.numbers + place * NUMBERS + LOG_TOTAL, mask=beam < beams, other=0.0)
     bad = (tl.max((grows & (total != total)).to(tl.int32), 0) > 0) & (limit > 0)
     count = tl.cdiv(size, BLOCK)
     inside = grows[:, None] & (number < count)[None, :]

@@ -135,7 +135,7 @@ class Results(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Distributions [R, S].
+    """Distributions [R, S]. All tensors but the logits are contiguous.
 
     Attributes:
         logits: float [R, S, V], the model's, last axis contiguous.
@@ -163,7 +163,7 @@ class Tables(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the kernels that filter [R, S] distributions tell each other; see `mtad.device.filter_kernels`.
+    """What kernels that filter [R, S] distributions write for the next one; see `mtad.device.filter_kernels`.
 
     Attributes:
         largest, totals, plains: float32 [R, S, chunks], each chunk's largest logit, and its weight, relative to that

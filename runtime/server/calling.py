@@ -152,7 +152,7 @@ class Calling:
         return "\n".join([f"start: {'other* ' if others else ''}(TEXT | opening {calls})", *rules])
 
 
-_JSON = json.JSONDecoder(parse_int=str)  # an int of over 4,300 digits would be refused
+_JSON = json.JSONDecoder(parse_int=str)  # of which only the end is used: Python refuses an int of over 4,300 digits
 
 
 class CallReader:

@@ -33,7 +33,7 @@ class TritonRequest:
 
 
 MOST_TEXTS = 8192
-"""Of one tensor, those that are empty counted: no field may have more, and each takes a microsecond to read."""
+"""Most texts in one tensor, empty ones included. No field takes as many, and each takes a microsecond to read."""
 
 
 def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int, ...]) -> TritonRequest:

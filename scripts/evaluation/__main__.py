@@ -1,6 +1,6 @@
 """Compare decoding methods on one set of prompts: how much faster, and at what price in quality.
 
-    python -m scripts.evaluation code|sql|sql-thinking|sql-ambiguous|jsonl=FILE --answers FILE
+    python -m scripts.evaluation code|code-others|sql|sql-thinking|sql-ambiguous|jsonl=FILE --answers FILE
     python -m scripts.evaluation code --quick          one minute, to see that it works
 
 Each setting first gets the draft that is fastest on development prompts. Then all settings answer each prompt in turns,
@@ -44,7 +44,7 @@ QUICK_PROMPTS, QUICK_TOKENS, QUICK_METHODS = 4, 16, "mtad,mmtad_sample"
 
 def parser() -> Parser:
     own = Parser(prog="scripts.evaluation", description="Decoding methods side by side on one set of prompts.")
-    own.add_argument("set", help="code, sql, sql-thinking, sql-ambiguous, or jsonl=FILE")
+    own.add_argument("set", help="code, code-others, sql, sql-thinking, sql-ambiguous, or jsonl=FILE")
     own.add_argument(
         "--pair", type=Path, default=ROOT / "build" / "demo-pair", help="pair folder (default: build/demo-pair)"
     )

@@ -1,7 +1,8 @@
 """Sets of prompts, each with texts that drafts are chosen on, and a way to verify answers where there is one.
 
 code            source code of the demo's test split, open-ended
-code-others     all other functions of files that the demo's models never saw: what `code` has shown is confirmed there
+code-others     the other functions of held-out files, file by file, but for those that drafts are chosen on: to confirm
+                what `code` showed; how many there are depends on the running Python's library
 sql             the demo's plain questions: a query must give the rows of the gold query. Of questions there are as many
                 as are asked for, by default those of the demo's files
 sql-thinking    the questions of sql, for a pair that thinks before its query (`scripts.demo.think`); what follows the

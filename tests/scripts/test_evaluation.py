@@ -280,3 +280,6 @@ def test_prompts_that_drafts_are_chosen_on_are_not_measured(tmp_path: Path) -> N
     assert open_set("sql", 3).prompts == sql.prompts[:3]
     assert more.verify
     assert not more.verify(len(sql.prompts), "SELECT 1 WHERE 0")
+    code, others = open_set("code"), open_set("code-others")
+    assert len(set(others.prompts)) == len(others.prompts) > 50
+    assert not set(others.prompts) & {*code.prompts, *others.development}

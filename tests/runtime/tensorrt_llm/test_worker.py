@@ -84,7 +84,7 @@ def test_chains_are_decided_as_the_paper_has_it() -> None:
     for threshold in (0.0, 0.3, 0.9):
         p, q = (torch.randn(rows, levels + more, VOCAB).mul(2).softmax(-1) for more in (1, 0))
         p = p.masked_fill(p < 0.02, 0)
-        drafted, uniform = torch.multinomial(q.view(-1, VOCAB), 1).view(rows, levels), torch.rand(rows)
+        drafted, uniform = torch.multinomial(q.view(-1, VOCAB), 1).view(rows, levels), torch.rand(rows).double()
         log_threshold = math.log(threshold) if threshold else -math.inf
         tokens, counts = ours.decide(drafted, p, q, uniform, log_threshold)
         for row in range(rows):

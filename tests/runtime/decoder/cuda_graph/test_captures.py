@@ -76,7 +76,7 @@ def test_a_wait_is_found_before_anything_is_captured_and_torch_checks_no_longer(
         recorder.record(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
 
 
-def test_a_thread_waits_for_its_blocks_while_another_one_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_blocks_is_none_of_the_waits_that_a_capture_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeTorchCuda(monkeypatch)
     recorder = CudaRecorder("cuda")
     with waits_are_errors(), recorder.ordered():
