@@ -17,6 +17,9 @@ from runtime.triton.tensors import INPUTS, OutputSettings, TritonTensor
 
 Array = NDArray[Any]
 
+MOST_TEXTS = 8192
+"""Most texts in one tensor, empty ones included. No field takes as many, and each takes a microsecond to read."""
+
 
 @dataclass(frozen=True)
 class TritonRequest:
@@ -30,10 +33,6 @@ class TritonRequest:
     params: DecodingParams
     settings: OutputSettings
     names: Mapping[str, str]
-
-
-MOST_TEXTS = 8192
-"""Most texts in one tensor, empty ones included. No field takes as many, and each takes a microsecond to read."""
 
 
 def read(tensors: Mapping[str, Array], defaults: DecodingParams, eos: tuple[int, ...]) -> TritonRequest:
