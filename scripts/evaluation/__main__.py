@@ -4,8 +4,8 @@
     python -m scripts.evaluation code --quick          one minute, to see that it works
 
 Each setting first gets the draft that is fastest on development prompts. Then all settings answer each prompt in turns,
-four times, or eight times where answers are verified; the first answers to the first 40 prompts are timed. Two tables
-are printed and written, as JSON with a plot:
+four times, or eight times where answers are verified; the first answers to the first prompts are timed. Two tables are
+printed and written, as JSON with a plot:
 
 * `settings`: tokens per target pass and per second of decoding alone, also as a multiple of `block`'s (paired);
   perplexity under the target, unprocessed (exp of the mean over texts of the negative log-likelihood per token);
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tables"]
 
-TIMED, MAX_TOKENS = 40, 128
+MAX_TOKENS = 128
 QUICK_PROMPTS, QUICK_TOKENS, QUICK_METHODS = 4, 16, "mtad,mmtad_sample"
 
 
@@ -50,6 +50,7 @@ def parser() -> Parser:
     )
     own.add_argument("--methods", help=f"settings beside those that are measured always (default: {DEFAULT})")
     own.add_argument("--prompts", type=int, help="so many prompts, from the set's beginning (default: its file's)")
+    own.add_argument("--timed", type=int, default=40, help="prompts whose first answers are timed (default: %(default)s)")
     curve = f"of the curve of block (default: {' '.join(map(str, TEMPERATURES))})"
     own.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES, help=curve)
     own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")
@@ -84,6 +85,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
     if options.prompts is not None and options.prompts < 1:
         raise InvalidInput("prompts", options.prompts, "give at least 1")
+    if options.timed < 1:
+        raise InvalidInput("timed", options.timed, "give at least 1")
     task = open_set(options.set, options.prompts or (QUICK_PROMPTS if options.quick else None))
     methods = options.methods or (QUICK_METHODS if options.quick else DEFAULT)
     settings = every_setting(methods, QUICK_TOKENS if options.quick else MAX_TOKENS, task.stop, options.temperatures)
@@ -104,7 +107,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     if options.quick:
         development = development[:1]
     settings = measure.choose_drafts(writers, settings, development, store)
-    written = measure.write_answers(writers, settings, task, prompts, TIMED, store)
+    written = measure.write_answers(writers, settings, task, prompts, options.timed, store)
     right = {label: measure.verify(task, list(prompts), answers) for label, answers in written.items()}
     return {
         "about": about,
@@ -112,7 +115,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "prompts": len(prompts),
         "left_out": left_out,
         "answers": task.answers,
-        "timed": min(TIMED, len(prompts)),
+        "timed": min(options.timed, len(prompts)),
         "energy": writers.meter.name,
         **_compared(settings, written, right),
     }

@@ -1,7 +1,7 @@
 """Sets of prompts, each with texts that drafts are chosen on, and a way to verify answers where there is one.
 
 code            source code of the demo's test split, open-ended
-code-others     the other functions of held-out files, file by file, but for those that drafts are chosen on: to confirm
+code-others     the other functions of held-out files, shuffled, but for those that drafts are chosen on: to confirm
                 what `code` showed; how many there are depends on the running Python's library
 sql             the demo's plain questions: a query must give the rows of the gold query. Of questions there are as many
                 as are asked for, by default those of the demo's files
@@ -15,6 +15,7 @@ jsonl=FILE      lines with `prompt` and, for all or none, `answer`, which the te
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -80,7 +81,9 @@ def open_set(name: str, count: int | None = None) -> PromptSet:
     development = [example.prompt for example in dataset.load("development", kind)[:DEVELOPMENT]]
     if name == "code-others":
         known = {*development, *(example.prompt for example in examples)}
-        return PromptSet(name, [one for one in dataset.held_out_code() if one not in known][:count], development)
+        others = [one for one in dataset.held_out_code() if one not in known]
+        random.Random(0).shuffle(others)  # functions of one file are alike, and the first prompts alone are timed
+        return PromptSet(name, others[:count], development)
 
     def verify(number: int, text: str) -> bool:
         return dataset.matches(examples[number], text.rpartition("</think>")[2])
