@@ -4,8 +4,8 @@
     python -m scripts.evaluation code --quick          one minute, to see that it works
 
 Each setting first gets the draft that is fastest on development prompts. Then all settings answer each prompt in turns,
-four times, or eight times where answers are verified; the first answers to the first prompts are timed. Two tables are
-printed and written, as JSON with a plot:
+four times, or eight times where answers are verified; the first answers to the first 40 prompts, or --timed,
+are timed. Two tables are printed and written, as JSON with a plot:
 
 * `settings`: tokens per target pass and per second of decoding alone, also as a multiple of `block`'s (paired);
   perplexity under the target, unprocessed (exp of the mean over texts of the negative log-likelihood per token);
@@ -50,7 +50,7 @@ def parser() -> Parser:
     )
     own.add_argument("--methods", help=f"settings beside those that are measured always (default: {DEFAULT})")
     own.add_argument("--prompts", type=int, help="so many prompts, from the set's beginning (default: its file's)")
-    own.add_argument("--timed", type=int, default=40, help="prompts whose first answers are timed (default: %(default)s)")
+    own.add_argument("--timed", type=int, default=40, help="of so many prompts, first answers are timed (default: 40)")
     curve = f"of the curve of block (default: {' '.join(map(str, TEMPERATURES))})"
     own.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES, help=curve)
     own.add_argument("--answers", type=Path, help="file that keeps all answers, gzipped lines of JSON")
