@@ -4,7 +4,7 @@
     python -m scripts.evaluation code --quick          one minute, to see that it works
 
 Each setting first gets the draft that is fastest on development prompts. Then all settings answer each prompt in turns,
-four times, or eight times where answers are verified; the first answers to the first 40 prompts, or --timed,
+four times, or eight times where answers are verified; the first answers to the first prompts (`--timed`)
 are timed. Two tables are printed and written, as JSON with a plot:
 
 * `settings`: tokens per target pass and per second of decoding alone, also as a multiple of `block`'s (paired);

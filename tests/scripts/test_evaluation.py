@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mtad.errors import InvalidInput
+from scripts.demo import dataset
 from scripts.evaluation import __main__ as evaluation
 from scripts.evaluation import settings, total_variation
 from scripts.evaluation.answers import Answer, Store
@@ -266,6 +267,13 @@ def test_a_file_of_answers_is_of_one_pair_and_set(tmp_path: Path) -> None:
             Store(path, belongs)
 
 
+@pytest.mark.parametrize("name", ["prompts", "timed"])
+def test_a_number_of_prompts_below_one_is_refused_before_anything_is_opened(name: str) -> None:
+    options = evaluation.parser().parse_args(["code", "--pair", "/nowhere", f"--{name}", "0"])
+    with pytest.raises(InvalidInput, match=f"{name} = 0"):
+        evaluation.measured(options)
+
+
 def test_prompts_that_drafts_are_chosen_on_are_not_measured(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"p{n}", "answer": f"a{n}"}) + "\n" for n in range(8)))
@@ -283,3 +291,7 @@ def test_prompts_that_drafts_are_chosen_on_are_not_measured(tmp_path: Path) -> N
     code, others = open_set("code"), open_set("code-others")
     assert len(set(others.prompts)) == len(others.prompts) > 50
     assert not set(others.prompts) & {*code.prompts, *others.development}
+    by_file = [one for one in dataset.held_out_code() if one in set(others.prompts)]
+    assert sorted(others.prompts) == sorted(by_file)
+    assert others.prompts != by_file, "functions of one file are alike, and the first prompts alone are timed"
+    assert open_set("code-others").prompts == others.prompts
