@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 FULL_SECONDS = 0.1  # when all replicas are full, a request is offered to them again after so long
 BOARD_SECONDS = 0.2  # the board that does not answer in so long starts again, or hangs
 FRESH_SECONDS = 0.5  # reports, which come once per second, are asked for again after so long
+_SECRET = (b"authorization", b"cookie")  # what they say of the client is in `CLIENT`
 _HEAD = ("method", "path", "raw_path", "query_string", "headers", "http_version", "scheme", "client", CLIENT)
-_UNREACHABLE = (RayActorError, AioRpcError, RuntimeError, RayServeException)
+_UNREACHABLE = (RayActorError, AioRpcError, RuntimeError, RayServeException, TimeoutError)
 
 
 class Gateway:
@@ -56,15 +57,19 @@ class Gateway:
     Args:
         replicas: Ray Serve's handle of the deployment.
         seconds: after which a request is given up, > 0; replicas have the same limit, but it may not reach one.
+        stall_seconds: after which a replica that has taken a request and gives no sign of life counts as dead, > 0.
         reports: of all replicas that take requests.
 
     Attributes:
         update_refused: why the replicas are not those of the pair folder as it is now; empty if they are.
     """
 
-    def __init__(self, replicas: Any, seconds: float, reports: Callable[[], Awaitable[list[Report]]]) -> None:
+    def __init__(
+        self, replicas: Any, seconds: float, stall_seconds: float, reports: Callable[[], Awaitable[list[Report]]]
+    ) -> None:
         self._replicas = replicas.options(method_name="http", stream=True)
         self._reports, self.update_refused = reports, ""
+        self._stall_seconds = stall_seconds
         self._seconds = seconds + 1.0  # the replica, which knows more, comes first
         self._serving: set[asyncio.Task[Any]] = set()
         turn = Turn()
@@ -145,6 +150,7 @@ class Gateway:
         if self._draining:  # it may have begun while the body came
             raise EngineStopped("takes no requests: it is draining")
         head = {name: scope.get(name) for name in _HEAD}
+        head["headers"] = [(name, value) for name, value in scope["headers"] if name not in _SECRET]
         sent = _Sent(send)
         work = asyncio.create_task(self._answer(head, body, sent))
         self._serving.add(work)
@@ -191,11 +197,18 @@ class Gateway:
 
     async def _messages(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncGenerator[Message]:
         """The messages of one replica's answer; closing it cancels the request there."""
-        coming, ended = self._replicas.remote(head, body, keys=keys), False
+        coming, ended, limit = self._replicas.remote(head, body, keys=keys), False, None
+        lists = aiter(coming)
         try:
-            async for message in coming:
-                ended = message["type"] == "http.response.body" and not message.get("more_body", False)
-                yield message
+            while True:
+                async with asyncio.timeout(limit):
+                    found = await anext(lists, None)
+                if found is None:
+                    break
+                limit = self._stall_seconds  # until it is taken, it may wait for a row for long
+                for message in found:
+                    ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+                    yield message
         finally:
             if not ended:
                 with contextlib.suppress(RayServeException):  # it may just have been refused

@@ -54,8 +54,11 @@ class Replica:
         self._reporting = asyncio.create_task(self._report(board, labels))
         self._stall_after, self._progress, self._since = stall_after, dict[str, Any](), 0.0
 
-    async def http(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncIterator[Message]:
+    async def http(self, head: dict[str, Any], body: bytes, keys: list[bytes]) -> AsyncIterator[list[Message]]:
         """Serve one HTTP request: the ASGI messages of its response. Closing the iterator is the client going away.
+
+        All that has come since the last time are one list, since each one that is sent costs both processes time. An
+        empty list is a sign of life: of a machine that is gone, the network may say nothing for minutes.
 
         Args:
             head: the part of an ASGI scope that says what is asked: method, path, query and headers.
@@ -66,10 +69,18 @@ class Replica:
         scope = {"type": "http", "asgi": {"version": "3.0"}, **head}
         serving = asyncio.ensure_future(self._app(scope, asked.get, messages.put))
         serving.add_done_callback(lambda _: messages.put_nowait(None))
+        found: list[Message | None] = []
         try:
-            while (message := await messages.get()) is not None:
+            yield []
+            while None not in found:
+                found = []
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._stall_after / 3):
+                        found = [await messages.get()]
+                while not messages.empty():
+                    found.append(messages.get_nowait())
                 self._leave_if_broken()  # before an error of the engine's is sent
-                yield message
+                yield [message for message in found if message]
             await serving
         finally:
             asked.put_nowait({"type": "http.disconnect"})

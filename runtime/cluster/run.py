@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -32,12 +32,13 @@ ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # else gRPC warns at each fork
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # 4 MiB by default; bodies may be as long
 }
-"""Of this process, before Ray is imported, and of Ray Serve's controller, from which the replicas have it."""
+"""Of this process, before Ray is imported, of Ray Serve's controller, and of the replicas."""
 os.environ |= ENVIRONMENT
 try:
     import ray
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from runtime.cluster.board import Board, Report
     from runtime.cluster.gateway import FULL_SECONDS, Gateway
@@ -59,10 +60,14 @@ def serve_cluster(
         pair: pair folder, at the same path on each machine of the cluster.
 
     Raises:
-        InvalidInput: the pair cannot be read, Ray cannot be reached or has too little for the replicas, or they do not
-            start.
+        InvalidInput: the pair cannot be read, Ray cannot be reached or has too little for the replicas, another command
+            serves the model on it, or they do not start.
     """
     read_spec(pair / "target")  # a damaged folder is refused before anything is started
+    if config.device.startswith("cuda") and not cluster.replica_gpus:
+        raise InvalidInput("replica-gpus", cluster.replica_gpus, "give what each replica has of a GPU, for example 1")
+    if config.device not in ("cpu", "cuda", "cuda:0"):
+        raise InvalidInput("device", config.device, "give cuda: Ray shows each replica its own GPUs alone")
     where: dict[str, Any] = {}
     if "RAY_ADDRESS" not in os.environ:
         cores = (os.cpu_count() or 1) + math.ceil(cluster.replica_cpus)  # room for one more while they are replaced
@@ -76,22 +81,21 @@ def serve_cluster(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        _check_resources(cluster, ray.cluster_resources())
+        _check_resources(cluster, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         serve.start(proxy_location="Disabled", controller_options={"runtime_env": {"env_vars": ENVIRONMENT}})
         generations = Generations(pair, config, options, cluster)
+        _delete(options.model)  # what a command that was killed has left
         asked = SimpleQueue[int]()  # a handler of signals may use no lock
         signal.signal(signal.SIGHUP, lambda number, _: asked.put(number))
         try:
-            gateway = Gateway(generations.deploy(), options.request_seconds, generations.board.reports.remote)
+            replicas, reports = generations.deploy(), generations.board.reports.remote
+            gateway = Gateway(replicas, options.request_seconds, cluster.stall_seconds, reports)
             threading.Thread(target=keep_updating, args=(asked, generations, gateway), daemon=True).start()
             guarded = Guard(gateway, options, gateway.responded)
             serve_http(guarded, gateway, sock, options.drain_seconds, **logs)
         finally:  # a Ray cluster of one's own goes on
             generations.closing = True
-            try:
-                serve.delete(options.model)
-            except TimeoutError:
-                log.warning("a replica does not end; Ray Serve goes on ending it")
+            _delete(options.model)
     finally:
         ray.shutdown()
 
@@ -106,7 +110,14 @@ class Generations:
 
     def __init__(self, pair: Path, config: RuntimeConfig, options: ServerOptions, cluster: ClusterOptions) -> None:
         self._pair, self._config, self._options, self._cluster = pair, config, options, cluster
-        self.board, self.closing = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote(), False
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        given: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+        try:  # it lives as long as the command
+            self.board = ray.remote(name=options.model, namespace="mtad", **given)(Board).remote()
+        except ValueError:
+            problem = "another command serves a model of this name on this Ray cluster; give another"
+            raise InvalidInput("model", options.model, problem) from None
+        self.closing = False
         self._numbers, self._good, self._name = count(1), dict[str, Any](), uuid4().hex
 
     def deploy(self) -> Any:
@@ -133,7 +144,7 @@ class Generations:
         Raises:
             InvalidInput: there is no room for one more beside them, or as `deploy`.
         """
-        _check_resources(replace(self._cluster, replicas=1, max_replicas=None), ray.available_resources(), ONE_MORE)
+        _check_resources(replace(self._cluster, replicas=1, max_replicas=None), [ray.available_resources()], ONE_MORE)
         _check_memory(ray.get(self.board.reports.remote(), timeout=10))
         self.deploy()
 
@@ -179,13 +190,23 @@ def keep_updating(asked: SimpleQueue[int], generations: Generations, gateway: Ga
             log.info("all replicas are new")
 
 
-def _check_resources(cluster: ClusterOptions, found: Mapping[str, float], remedy: str = "give fewer") -> None:
-    """Refuse what Ray would wait for without an end."""
+def _delete(model: str) -> None:
+    try:
+        serve.delete(model)
+    except TimeoutError:
+        log.warning("a replica does not end; Ray Serve goes on ending it")
+
+
+def _check_resources(
+    cluster: ClusterOptions, machines: Sequence[Mapping[str, float]], remedy: str = "give fewer"
+) -> None:
+    """Refuse what Ray would wait for without an end; a replica has all that it needs on one machine."""
     for name, key in (("replica_cpus", "CPU"), ("replica_gpus", "GPU")):
-        wanted, there = cluster.replicas * getattr(cluster, name), found.get(key, 0.0)
-        if wanted > there:
-            problem = f"{cluster.replicas} replicas need {wanted:g} {key}s, and Ray has {there:g}; {remedy}"
-            raise InvalidInput(name.replace("_", "-"), getattr(cluster, name), problem)
+        if each := getattr(cluster, name):
+            room = sum(int(found.get(key, 0.0) / each + 1e-9) for found in machines)
+            if room < cluster.replicas:
+                problem = f"Ray has {key}s for {room} such replicas, and {cluster.replicas} are asked for; {remedy}"
+                raise InvalidInput(name.replace("_", "-"), each, problem)
 
 
 def _check_memory(reports: list[Report]) -> None:
@@ -222,14 +243,18 @@ def _deployment(rows: int, config: RuntimeConfig, options: ServerOptions, cluste
         max_queued_requests=config.max_waiting,
         max_surge_percent=1,  # a new replica has answered a prompt before an old one goes
         max_constructor_retry_count=2,  # an update is refused at its second failure in a row, crashes included
-        ray_actor_options={"num_cpus": cluster.replica_cpus, "num_gpus": cluster.replica_gpus},
+        ray_actor_options={
+            "num_cpus": cluster.replica_cpus,
+            "num_gpus": cluster.replica_gpus,
+            "runtime_env": {"env_vars": ENVIRONMENT},
+        },
         request_router_config=RequestRouterConfig(
             request_router_class="runtime.cluster.router.PrefixRouter", max_backoff_s=FULL_SECONDS
         ),
         health_check_period_s=2.0,
         health_check_timeout_s=cluster.stall_seconds / 3,  # a replica that fails three checks in a row is replaced
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=options.drain_seconds,
+        graceful_shutdown_timeout_s=options.request_seconds + 1.0,  # an update ends no request
         autoscaling_config=scaling,
         logging_config={"enable_access_log": False},  # the gateway's process would print each line
     )

@@ -65,7 +65,8 @@ class Answering:
     def cancel(self) -> None:
         self._replicas.cancelled += 1
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[list[Message]]:
+        yield []  # it is accepted
         for step in self._script:
             if isinstance(step, Exception):
                 raise step
@@ -73,7 +74,7 @@ class Answering:
                 self._replicas.silent()
                 await asyncio.Event().wait()
             else:
-                yield step
+                yield [step]
 
 
 DIED: Any = ActorDiedError()
@@ -99,12 +100,14 @@ def ask(
     keys: tuple[str, ...] = (),
     method: str = "POST",
     sending: Callable[[Gateway], None] = lambda gateway: None,
+    stall_seconds: float = 60.0,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> tuple[int, bytes, Gateway]:
     """One request through the gateway: status (0 without an answer), body; what happens while it is being sent."""
     sent: list[Message] = []
 
     async def run() -> Gateway:
-        gateway = Gateway(replicas, seconds, reports)
+        gateway = Gateway(replicas, seconds, stall_seconds, reports)
         app = Guard(gateway, ServerOptions("m", api_keys=keys), gateway.responded)
         gone, received = asyncio.Event(), False
 
@@ -122,7 +125,7 @@ def ask(
             if "body" in message and not message.get("more_body", False):
                 gone.set()  # as uvicorn has it
 
-        scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
+        scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
         replicas.silent = lambda: during(gateway, gone)
         await app(scope, receive, send)
         return gateway
@@ -162,6 +165,21 @@ def test_a_begun_stream_is_not_begun_again(error: Exception) -> None:
     assert len(parts) == 2
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "replica_died"
     assert (len(replicas.calls), gateway._broken, gateway._retries) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("begun", [[], [START, PART]])
+def test_a_replica_that_gives_no_sign_of_life_counts_as_dead(begun: list[Step]) -> None:
+    replicas = Replicas([*begun, FOREVER], [START, WHOLE])
+    status, body, gateway = ask(replicas, stall_seconds=0.01)
+    assert (status, b"replica_died" in body, gateway._retries) == (200, bool(begun), int(not begun))
+    assert replicas.cancelled == 1
+
+
+def test_what_a_client_proves_itself_with_reaches_no_replica() -> None:
+    replicas = Replicas([START, WHOLE])
+    headers = ((b"authorization", b"Bearer key"), (b"cookie", b"a=b"), (b"x-other", b"c"))
+    assert ask(replicas, keys=("key",), headers=headers)[0] == 200
+    assert replicas.calls[0][0]["headers"] == [(b"x-other", b"c")]
 
 
 def test_full_replicas_are_429_with_a_time_to_wait() -> None:
@@ -275,7 +293,7 @@ def test_replicas_count_while_the_board_starts_again_however_long_it_takes(monke
         return []
 
     async def run() -> None:
-        gateway = Gateway(Replicas(), 600.0, reports)
+        gateway = Gateway(Replicas(), 600.0, 60.0, reports)
         await gateway.ready(None)  # type: ignore[arg-type]
         gateway._reports = broken
         for board in list(boards):
@@ -300,7 +318,7 @@ def test_the_board_is_asked_twice_per_second_however_many_ask_for_health() -> No
         return await reports()
 
     async def run() -> None:
-        gateway = Gateway(Replicas(), 600.0, counted)
+        gateway = Gateway(Replicas(), 600.0, 60.0, counted)
         await gateway.ready(None)  # type: ignore[arg-type]
         await asyncio.gather(*(gateway.ready(None) for _ in range(100)))  # type: ignore[arg-type]
 
@@ -309,11 +327,12 @@ def test_the_board_is_asked_twice_per_second_however_many_ask_for_health() -> No
 
 
 def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
-    _check_resources(ClusterOptions(replicas=2), {"CPU": 2.0})
+    _check_resources(ClusterOptions(replicas=2), [{"CPU": 2.0}])
+    _check_resources(ClusterOptions(replicas=3, replica_cpus=0.1), [{"CPU": 0.3}])
     with pytest.raises(InvalidInput, match="replica-cpus"):
-        _check_resources(ClusterOptions(replicas=3), {"CPU": 2.0})
+        _check_resources(ClusterOptions(replicas=3), [{"CPU": 2.0}])
     with pytest.raises(InvalidInput, match="replica-gpus"):
-        _check_resources(ClusterOptions(1, replica_gpus=1.0), {"CPU": 2.0})
+        _check_resources(ClusterOptions(1, replica_gpus=1.0), [{"CPU": 2.0}])
 
 
 def test_a_prompt_leads_to_the_replica_that_keeps_it_for_the_same_client_only() -> None:

@@ -28,6 +28,7 @@ class FakeRay:
         self.failing, self.deployed, self.deleted = failing, list[tuple[str, str]](), list[str]()
         self.given: dict[str, Any] = {}
         self.reports: list[Any] = []
+        self.names = list[str]()  # of other commands' actors
 
     def init(self, **given: Any) -> None:
         self.given = given
@@ -41,12 +42,24 @@ class FakeRay:
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 8.0}
 
-    cluster_resources = available_resources
+    def nodes(self) -> list[dict[str, Any]]:
+        lost = {"Alive": False, "Resources": {"CPU": 99.0}}
+        return [
+            {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.5}},
+            {"Alive": True, "Resources": {"CPU": 2.0}},
+            lost,
+        ]
 
-    def remote(self, **_: Any) -> Any:
-        return lambda board: SimpleNamespace(
-            remote=lambda: SimpleNamespace(reports=SimpleNamespace(remote=lambda: None))
-        )
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: "1" * 56)
+
+    def remote(self, name: str, namespace: str, **_: Any) -> Any:
+        def start() -> Any:
+            if name in self.names:
+                raise ValueError(f"The name {name} (namespace={namespace}) is already taken.")
+            return SimpleNamespace(reports=SimpleNamespace(remote=lambda: None))
+
+        return lambda board: SimpleNamespace(remote=start)
 
     def get(self, _: Any, timeout: float) -> list[Any]:
         return self.reports
@@ -123,7 +136,7 @@ def test_an_update_without_room_for_one_more_replica_is_refused_before_it_begins
 ) -> None:
     ray = use(FakeRay(set()), monkeypatch)
     generations = run.Generations(tmp_path, RuntimeConfig(), OPTIONS, ClusterOptions(1, replica_gpus=1))
-    with pytest.raises(InvalidInput, match="0; an update starts a replica before an old one goes"):
+    with pytest.raises(InvalidInput, match="asked for; an update starts a replica before an old one goes"):
         generations.update()
     generations = run.Generations(tmp_path, RuntimeConfig(), OPTIONS, CLUSTER)
     generations.update()
@@ -148,9 +161,67 @@ def test_a_first_deployment_that_fails_leaves_nothing(monkeypatch: pytest.Monkey
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.socket() as bound, pytest.raises(InvalidInput, match=r"no weights$"):
         run.serve_cluster(tmp_path, RuntimeConfig(), OPTIONS, CLUSTER, bound)
-    assert ray.deleted == ["m"]
+    assert ray.deleted == ["m", "m"], "first what a command that was killed has left"
     assert len(ray.deployed) == 1
     assert ray.given["address"] == "local", "whatever Ray runs on the machine"
+
+
+def test_a_model_that_another_command_serves_is_refused_and_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray = use(FakeRay(set()), monkeypatch)
+    ray.names.append("m")
+    with socket.socket() as bound, pytest.raises(InvalidInput, match="model = 'm': another command"):
+        run.serve_cluster(tmp_path, RuntimeConfig(), OPTIONS, CLUSTER, bound)
+    assert not ray.deleted + ray.deployed
+
+
+@pytest.mark.parametrize(
+    ("cluster", "device", "field"),
+    [
+        (ClusterOptions(1, replica_cpus=9), "cpu", "replica-cpus"),
+        (ClusterOptions(6, replica_cpus=2), "cpu", "replica-cpus"),  # four on one machine and one on the other
+        (ClusterOptions(2, replica_gpus=1), "cuda", "replica-gpus"),
+        (ClusterOptions(1), "cuda", "replica-gpus"),  # all would share the first one
+        (ClusterOptions(1, replica_gpus=1), "cuda:1", "device"),
+    ],
+)
+def test_what_no_machine_of_the_cluster_has_is_refused_before_a_replica_starts(
+    cluster: ClusterOptions, device: str, field: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray = use(FakeRay(set()), monkeypatch)
+    with socket.socket() as bound, pytest.raises(InvalidInput) as refused:
+        run.serve_cluster(tmp_path, RuntimeConfig(device=device), OPTIONS, cluster, bound)
+    assert refused.value.field == field
+    assert not ray.deployed
+
+
+def test_an_update_lets_old_replicas_end_their_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deployment = run._deployment(4, RuntimeConfig(), ServerOptions("m", request_seconds=900.0), CLUSTER)
+    assert deployment._deployment_config.graceful_shutdown_timeout_s > 900
+
+
+def test_a_replica_sends_together_what_has_come_and_shows_that_it_lives_while_nothing_does() -> None:
+    silent = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for number in range(3):
+            await send({"type": f"message {number}"})
+        await silent.wait()
+        await send({"type": "last"})
+
+    async def ask() -> None:
+        async for found in replica.Replica.http(living, {}, b"", []):
+            sent.append([message["type"] for message in found])
+            if len(sent) == 5:
+                silent.set()
+
+    living, sent = replica.Replica.__new__(replica.Replica), list[list[str]]()
+    living._app, living._stall_after = app, 0.03  # type: ignore[assignment]
+    living._engine = SimpleNamespace(cause=None)  # type: ignore[assignment]
+    asyncio.run(ask())
+    assert sent[:5] == [[], ["message 0", "message 1", "message 2"], [], [], []]
+    assert [name for names in sent[5:] for name in names] == ["last"]
 
 
 def test_a_replica_with_a_broken_engine_ends_before_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +241,11 @@ def test_a_replica_with_a_broken_engine_ends_before_it_answers(monkeypatch: pyte
 
     monkeypatch.setattr("runtime.cluster.replica.os._exit", leave)
     broken, sent = replica.Replica.__new__(replica.Replica), list[Any]()
-    broken._app, broken._engine = app, SimpleNamespace(cause=RuntimeError("a broken invariant"))  # type: ignore[assignment]
+    broken._app, broken._stall_after = app, 3.0  # type: ignore[assignment]
+    broken._engine = SimpleNamespace(cause=RuntimeError("a broken invariant"))  # type: ignore[assignment]
     with pytest.raises(Ended):
         asyncio.run(ask())
-    assert not sent
+    assert not any(sent)
 
 
 @pytest.mark.parametrize(
