@@ -77,6 +77,7 @@ class Gateway:
         self._draining, self._retries, self._broken, self._responses = False, 0, 0, Counter[int]()
         self._last: tuple[float, list[Report]] = 0.0, []
         self._ask_at = 0.0
+        self._asking: asyncio.Task[None] | None = None
         self._router = Router([row.route for row in table(self)])  # what is in no row, or fixed, needs no replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,19 +131,27 @@ class Gateway:
         return await self._scrapes.answer(lambda: [*own, responses, *merged(reports)])
 
     async def _known(self) -> list[Report]:
-        """The replicas' reports: those of before while the board cannot be asked, or has just started again."""
+        """The replicas' reports: those of before while the board cannot be asked, or has just started again.
+
+        Nobody waits for the board whose answer the reports of before can be.
+        """
         now = time.monotonic()
         if now > self._ask_at:
-            self._ask_at = now + FRESH_SECONDS  # meanwhile all others take those of before
-            try:
-                async with asyncio.timeout(BOARD_SECONDS):
-                    found = await self._reports()
-            except (RayError, TimeoutError):
-                found = self._last[1]  # it is starting again, and the replicas serve meanwhile
-            if found:
-                self._last = now, found
+            self._ask_at = now + FRESH_SECONDS
+            self._asking = asyncio.create_task(self._ask(now))
+        if self._asking and now - self._last[0] >= STALE_SECONDS:
+            await asyncio.shield(self._asking)
         at, found = self._last
         return found if time.monotonic() - at < STALE_SECONDS else []
+
+    async def _ask(self, now: float) -> None:
+        try:
+            async with asyncio.timeout(BOARD_SECONDS):
+                found = await self._reports()
+        except (RayError, TimeoutError):
+            found = self._last[1]  # it is starting again, and the replicas serve meanwhile
+        if found:
+            self._last = now, found
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, and send what a replica answers; ended when the client goes away or time is up."""

@@ -102,7 +102,7 @@ class Renderer:
 
 def serve() -> None:
     """Answer the trials of standard input, one after another."""
-    os.nice(10)  # threads of the engine wait for each other: one that lines up here holds all of them up
+    os.nice(19)  # threads of the engine wait for each other: one that lines up here holds all of them up
     settings = json.loads(sys.stdin.readline())
     seconds, gives_way = settings.pop("seconds"), settings.pop("gives_way")
     work, prepared = Renderer(**settings) if "templates" in settings else Compiler(**settings), False

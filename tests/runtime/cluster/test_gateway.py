@@ -300,10 +300,24 @@ def test_replicas_count_while_the_board_starts_again_however_long_it_takes(monke
             now[0] += STALE_SECONDS - 1
             assert json.loads((await gateway.ready(None)).body) == {"status": "ready", "replicas": 2}, board  # type: ignore[arg-type]
             assert b'replica="b"' in (await gateway.scrape(None)).body, board  # type: ignore[arg-type]
+            assert gateway._asking
+            await gateway._asking  # until it answers, or has not for long enough
             boards.pop(0)
         boards.append([])
         now[0] += STALE_SECONDS
         assert (await gateway.ready(None)).status_code == 503, "it is back, and no replica has reported"  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+def test_a_question_for_health_does_not_wait_for_the_board_while_reports_are_fresh() -> None:
+    async def run() -> None:
+        gateway = Gateway(Replicas(), 600.0, 60.0, reports)
+        await gateway.ready(None)  # type: ignore[arg-type]
+        gateway._reports, gateway._ask_at = asyncio.Event().wait, 0.0  # type: ignore[assignment]
+        assert (await gateway.ready(None)).status_code == 200  # type: ignore[arg-type]
+        assert gateway._asking
+        assert not gateway._asking.done()
 
     asyncio.run(run())
 
