@@ -184,7 +184,8 @@ def accept_by(threshold: float) -> Any:
         assert seed is not None
         assert offset is not None
         assert seed.shape == offset.shape == draft_token_ids.shape[:1]
-        uniform = uniforms(seed, offset)
+        row = torch.arange(len(seed), device=seed.device)  # requests without a seed share one, and often the offset
+        uniform = uniforms(seed, offset + (row << 40))
         tokens, counts = decide(draft_token_ids.long(), target_probs, draft_probs, uniform, log_threshold)
         return tokens.int(), counts.int()
 
@@ -213,7 +214,7 @@ def decide(drafted: Tensor, p: Tensor, q: Tensor, uniform: Tensor, log_threshold
 
 
 def uniforms(seeds: Tensor, offsets: Tensor) -> Tensor:
-    """A number in [0, 1) per request, float64 [G], from its seed and how far it is: the same on every rank.
+    """A number in [0, 1) per request, float64 [G], from its seed and offset: the same on every rank.
 
     SplitMix64 over int64 [G] each; products wrap, and shifts of negative numbers are made logical.
     """

@@ -60,7 +60,8 @@ def decided(requests: Sequence[Request], draft_probs: Tensor, greedy: bool = Fal
     names, slots = ("temperature", "top_k", "top_p"), torch.tensor([request.slot for request in requests])
     each = (torch.tensor([getattr(request, name) for request in requests]) for name in names)
     filters = {f"{name}s": values.repeat_interleave(rows) for name, values in zip(names, each, strict=True)}
-    own = {"batch_slot_ids": slots, "request_seeds": slots, "request_offsets": 4 * slots, "draft_probs": draft_probs}
+    same = torch.zeros_like(slots)  # what requests without a seed have that begin together
+    own = {"batch_slot_ids": slots, "request_seeds": same, "request_offsets": same, "draft_probs": draft_probs}
     width = {"draft_probs_last_dim": VOCAB}
     state = {"advanced_sampling_mode": "full", "use_rejection_sampling": True, "is_all_greedy_sample": greedy}
     none = torch.zeros(int(rows.sum()))
@@ -99,17 +100,26 @@ def test_chains_are_decided_as_the_paper_has_it() -> None:
     assert kept == set(range(levels + 1))
 
 
-def test_a_requests_tokens_are_its_own_whoever_else_is_in_the_batch() -> None:
-    """Requests have places, slots, filters and seeds of their own; some are in context."""
+def test_what_is_kept_of_a_draft_does_not_depend_on_who_else_is_in_the_batch() -> None:
+    """Requests have places, slots and filters of their own; some are in context. The token behind is drawn by row."""
     draft_probs = torch.randn(SLOTS, LEVELS, VOCAB, generator=torch.Generator().manual_seed(1)).mul(2).softmax(-1)
     requests = make_requests(draft_probs, begun=3)
     together = decided(requests, draft_probs)
     for request, tokens in zip(requests, together, strict=True):
         beside = [] if request.draft else requests[-1:]  # a batch of prompts alone is the library's own
-        assert decided([request, *beside], draft_probs)[0] == tokens
+        assert decided([request, *beside], draft_probs)[0][:-1] == tokens[:-1]
         assert tokens[:-1] == request.draft[: len(tokens) - 1], "what is kept was drafted"
     assert [len(tokens) for tokens in together[:3]] == [1, 1, 1]
     assert sum(map(len, together)) > SLOTS + 4
+
+
+def test_requests_without_a_seed_that_begin_together_draw_different_tokens() -> None:
+    """The library gives them one seed and one offset, and leaves it to the sampler to keep rows apart."""
+    draft_probs = torch.full((SLOTS, LEVELS, VOCAB), 1 / VOCAB)
+    alike = Request(0, torch.zeros(1 + LEVELS, VOCAB), [0] * LEVELS, 1.0, 2**31 - 1, 1.0)
+    found = decided([alike._replace(slot=slot) for slot in range(SLOTS)], draft_probs)
+    assert all(tokens[:-1] == alike.draft for tokens in found)
+    assert len({tokens[-1] for tokens in found}) > SLOTS // 2
 
 
 def test_a_batch_in_which_nobody_samples_is_the_librarys_own() -> None:
@@ -119,10 +129,10 @@ def test_a_batch_in_which_nobody_samples_is_the_librarys_own() -> None:
 
 def test_nothing_is_read_back_to_the_host() -> None:
     """On tensors without content: whatever asks for a value raises, as it does while a CUDA graph is captured."""
-    drafted = torch.zeros(2, 3, dtype=torch.int64, device="meta")
+    drafted = torch.zeros(2, 3, dtype=torch.int32, device="meta")
     p, q = (torch.zeros(2, 3 + more, VOCAB, device="meta") for more in (1, 0))
     seeds = torch.zeros(2, dtype=torch.int64, device="meta")
-    tokens, counts = ours.decide(drafted, p, q, ours.uniforms(seeds, seeds), -1.0)
+    tokens, counts = ours.accept_by(0.3)(q, drafted, p, seed=seeds, offset=seeds)
     assert (tokens.shape, counts.shape) == ((2, 4), (2,))
 
 
