@@ -83,9 +83,10 @@ def install(config: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         problem = f"not a configuration that mtad export --to tensorrt-llm-worker wrote: {error!r}"
         raise InvalidInput("config", str(config), problem) from None
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
-        if values.get(name, 1) != 1:
-            problem = "ranks are processes of their own, which would decide by the library's rule; give 1"
+    sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
+    for name, only in {**sizes, "orchestrator_type": None}.items():
+        if values.get(name, only) != only:
+            problem = "other processes would decide by the library's rule; leave it out"
             raise InvalidInput(name, values[name], problem)
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     if not load(PROCESS).enable_worker_single_process_for_tp1():

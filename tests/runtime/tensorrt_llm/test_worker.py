@@ -185,9 +185,11 @@ def written(folder: Path, **others: Any) -> Path:
 
 
 def test_models_in_other_processes_are_refused(library: SimpleNamespace, tmp_path: Path) -> None:
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
-        with pytest.raises(InvalidInput, match=name):
-            ours.install(written(tmp_path, **{name: 2}))
+    sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 2)
+    for name, value in [*sizes.items(), ("orchestrator_type", "ray"), ("orchestrator_type", "rpc")]:
+        with pytest.raises(InvalidInput, match=f"{name} = {value!r}: "):
+            ours.install(written(tmp_path, **{name: value}))
+    ours.install(written(tmp_path, **dict.fromkeys(sizes, 1), orchestrator_type=None))
     for option in ("--tp_size", "--config", "--extra_llm_api_options"):
         with pytest.raises(InvalidInput, match=r"one configuration, .* ranks"):
             ours.serve([str(written(tmp_path)), option, "2"])
