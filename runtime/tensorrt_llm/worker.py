@@ -42,8 +42,8 @@ GIVEN = ("draft_probs", "draft_token_ids", "target_probs", "deterministic", "see
 CALLED = ("self", "logits", "draft_tokens", "draft_probs", "num_contexts", "batch_size", "spec_metadata")
 """What the method that calls it is given."""
 
-REFUSED = ("--tp", "--tensor_p", "--pp", "--pipeline_p", "--cp", "--context_p", "--config", "--extra_llm")
-"""How options of `trtllm-serve` begin that would start ranks, or name a second configuration in place of ours."""
+REFUSED = ("--tp", "--tensor_p", "--pp", "--pipeline_p", "--cp", "--context_p", "--backend", "--config", "--extra_llm")
+"""How options of `trtllm-serve` begin that would start ranks, take another backend, or name a second configuration."""
 
 
 def serve(arguments: Sequence[str]) -> None:
@@ -53,10 +53,10 @@ def serve(arguments: Sequence[str]) -> None:
         arguments: what `mtad export --to tensorrt-llm-worker` wrote, and options of trtllm-serve.
 
     Raises:
-        InvalidInput: as `install`, or an option would start ranks or name another configuration.
+        InvalidInput: as `install`, or an option would start ranks, or name a backend or another configuration.
     """
     if not arguments or any(one.startswith(REFUSED) for one in arguments[1:]):
-        problem = "give the one configuration, then options of trtllm-serve; ranks would decide by the library's rule"
+        problem = "give the one configuration, then options; ranks and other backends have the library's own rule"
         raise InvalidInput("arguments", " ".join(arguments), problem)
     given = install(Path(arguments[0]))
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -75,7 +75,7 @@ def install(config: Path) -> dict[str, Any]:
 
     Raises:
         InvalidInput: the file is no such configuration, the library is missing or another release, what is patched has
-            changed, or the model would run in another process.
+            changed, or the model would run in another process or backend.
     """
     try:
         values: dict[str, Any] = yaml.safe_load(config.read_text(encoding="utf-8"))
@@ -84,10 +84,9 @@ def install(config: Path) -> dict[str, Any]:
         problem = f"not a configuration that mtad export --to tensorrt-llm-worker wrote: {error!r}"
         raise InvalidInput("config", str(config), problem) from None
     sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
-    for name, only in {**sizes, "orchestrator_type": None}.items():
+    for name, only in {**sizes, "orchestrator_type": None, "backend": "pytorch"}.items():
         if values.get(name, only) != only:
-            problem = "other processes would decide by the library's rule; leave it out"
-            raise InvalidInput(name, values[name], problem)
+            raise InvalidInput(name, values[name], "other processes and backends have the library's rule; leave it out")
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     if not load(PROCESS).enable_worker_single_process_for_tp1():
         problem = "not 1 when it was read; set it to 1, so that the model is in this process"

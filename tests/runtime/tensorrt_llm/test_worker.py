@@ -184,13 +184,14 @@ def written(folder: Path, **others: Any) -> Path:
     return path
 
 
-def test_models_in_other_processes_are_refused(library: SimpleNamespace, tmp_path: Path) -> None:
+def test_models_in_other_processes_and_backends_are_refused(library: SimpleNamespace, tmp_path: Path) -> None:
     sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 2)
-    for name, value in [*sizes.items(), ("orchestrator_type", "ray"), ("orchestrator_type", "rpc")]:
+    others = [("orchestrator_type", "ray"), ("orchestrator_type", "rpc"), ("backend", "_autodeploy")]
+    for name, value in [*sizes.items(), *others]:
         with pytest.raises(InvalidInput, match=f"{name} = {value!r}: "):
             ours.install(written(tmp_path, **{name: value}))
-    ours.install(written(tmp_path, **dict.fromkeys(sizes, 1), orchestrator_type=None))
-    for option in ("--tp_size", "--config", "--extra_llm_api_options"):
+    ours.install(written(tmp_path, **dict.fromkeys(sizes, 1), orchestrator_type=None, backend="pytorch"))
+    for option in ("--tp_size", "--backend", "--config", "--extra_llm_api_options"):
         with pytest.raises(InvalidInput, match=r"one configuration, .* ranks"):
             ours.serve([str(written(tmp_path)), option, "2"])
     library.single = False
