@@ -80,6 +80,7 @@ def install(config: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = yaml.safe_load(config.read_text(encoding="utf-8"))
         threshold = float(values.pop("mtad")["accept_threshold"])
+        drafts = dict(values["speculative_config"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         problem = f"not a configuration that mtad export --to tensorrt-llm-worker wrote: {error!r}"
         raise InvalidInput("config", str(config), problem) from None
@@ -87,6 +88,10 @@ def install(config: Path) -> dict[str, Any]:
     for name, only in {**sizes, "orchestrator_type": None, "backend": "pytorch"}.items():
         if values.get(name, only) != only:
             raise InvalidInput(name, values[name], "other processes and backends have the library's rule; leave it out")
+    for name in ("draft_len_schedule", "max_concurrency"):
+        if (value := drafts.get(name)) is not None:
+            problem = "when drafts get longer, the library fills them up with tokens that nobody drafted; leave it out"
+            raise InvalidInput(f"speculative_config.{name}", value, problem)
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
     if not load(PROCESS).enable_worker_single_process_for_tp1():
         problem = "not 1 when it was read; set it to 1, so that the model is in this process"

@@ -199,6 +199,18 @@ def test_models_in_other_processes_and_backends_are_refused(library: SimpleNames
         ours.install(written(tmp_path))
 
 
+@pytest.mark.usefixtures("library")
+def test_drafts_whose_length_changes_are_refused(tmp_path: Path) -> None:
+    """After a change, the library hands out placeholders of probability 1, which the rule would take for drafts."""
+    fixed = ours.worker_config("t", "a", PARAMS)["speculative_config"]
+    for name, value in (("draft_len_schedule", {1: 3, 8: 0}), ("max_concurrency", 8)):
+        with pytest.raises(InvalidInput, match=rf"speculative_config\.{name} = .* leave it out"):
+            ours.install(written(tmp_path, speculative_config=fixed | {name: value}))
+        ours.install(written(tmp_path, speculative_config=fixed | {name: None}))
+    with pytest.raises(InvalidInput, match="not a configuration that mtad export"):
+        ours.install(written(tmp_path, speculative_config=None))
+
+
 def test_what_the_library_has_changed_is_named(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The contract: the function that is replaced, the method that calls it, and by which names."""
     ours.check_contract(interface := sys.modules[ours.INTERFACE])
