@@ -124,7 +124,7 @@ def load(name: str) -> Any:
 def worker_config(model: str, auxiliary: str, params: DecodingParams) -> dict[str, Any]:
     """The one configuration file: arguments of `tensorrt_llm.LLM`, and ours under `mtad`.
 
-    Temperature, top-k, top-p and seed are each request's own. A batch in which no request samples takes the library's
+    Temperature, top-k and top-p are each request's own. A batch in which no request samples takes the library's
     greedy acceptance, which is what MTAD is at temperature 0.
 
     Args:
@@ -184,7 +184,7 @@ def accept_by(threshold: float) -> Any:
         Args:
             draft_probs, draft_token_ids: float32 [G, D, V], and int32 [G, D], drawn from them.
             target_probs: after the text and each drafted token, float32 [G, 1 + D, V].
-            seed, offset: int64 [G], of each request and of how far it is.
+            seed, offset: int64 [G], of the random numbers; requests may share both.
         """
         assert seed is not None
         assert offset is not None
