@@ -68,14 +68,14 @@ def serve(arguments: Sequence[str]) -> None:
 
 
 def install(config: Path) -> dict[str, Any]:
-    """Let this process decide as a configuration says; also for the first line of Triton's `llmapi` model.
+    """Let this process decide as a configuration says; also where Triton's `llmapi` model reads its arguments.
 
     Returns:
         the library's own part of the configuration, arguments of `tensorrt_llm.LLM`.
 
     Raises:
         InvalidInput: the file is no such configuration, the library is missing or another release, what is patched has
-            changed, or the model would run in another process or backend.
+            changed, the model would run in another process or backend, or drafts would change their length.
     """
     try:
         values: dict[str, Any] = yaml.safe_load(config.read_text(encoding="utf-8"))
