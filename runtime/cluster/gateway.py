@@ -133,7 +133,7 @@ class Gateway:
     async def _known(self) -> list[Report]:
         """The replicas' reports: those of before while the board cannot be asked, or has just started again.
 
-        Nobody waits for the board whose answer the reports of before can be.
+        Reports younger than `STALE_SECONDS` are given at once while new ones are asked for; else it waits for the board.
         """
         now = time.monotonic()
         if now > self._ask_at:
@@ -214,7 +214,7 @@ class Gateway:
                     found = await anext(lists, None)
                 if found is None:
                     break
-                limit = self._stall_seconds  # until it is taken, it may wait for a row for long
+                limit = self._stall_seconds  # not before: until a replica takes it, a request may queue for long
                 for message in found:
                     ended = message["type"] == "http.response.body" and not message.get("more_body", False)
                     yield message

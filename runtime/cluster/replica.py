@@ -34,7 +34,7 @@ class Replica:
         options: of the server; keys are the gateway's business.
         board: where it reports.
         generation: of the pair folder, counted by the command.
-        stall_after: seconds after which an engine with requests and without a step is broken.
+        stall_after: seconds after which an engine with requests and without a step is broken; signs of life are faster.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -71,11 +71,11 @@ class Replica:
         serving.add_done_callback(lambda _: messages.put_nowait(None))
         found: list[Message | None] = []
         try:
-            yield []
+            yield []  # it is taken: from now on the gateway waits for signs of life
             while None not in found:
                 found = []
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._stall_after / 3):
+                    async with asyncio.timeout(self._stall_after / 3):  # well within the gateway's limit
                         found = [await messages.get()]
                 while not messages.empty():
                     found.append(messages.get_nowait())

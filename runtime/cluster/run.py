@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -37,6 +36,7 @@ os.environ |= ENVIRONMENT
 try:
     import ray
     from ray import serve
+    from ray._private.state import available_resources_per_node
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -115,7 +115,9 @@ class Generations:
         try:  # it lives as long as the command
             self.board = ray.remote(name=options.model, namespace="mtad", **given)(Board).remote()
         except ValueError:
-            problem = "another command serves a model of this name on this Ray cluster; give another"
+            problem = (
+                "another command serves it on this Ray cluster, or Ray has not missed one that died; wait, or rename"
+            )
             raise InvalidInput("model", options.model, problem) from None
         self.closing = False
         self._numbers, self._good, self._name = count(1), dict[str, Any](), uuid4().hex
@@ -144,7 +146,8 @@ class Generations:
         Raises:
             InvalidInput: there is no room for one more beside them, or as `deploy`.
         """
-        _check_resources(replace(self._cluster, replicas=1, max_replicas=None), [ray.available_resources()], ONE_MORE)
+        one = replace(self._cluster, replicas=1, max_replicas=None)
+        _check_resources(one, list(available_resources_per_node().values()), ONE_MORE)
         _check_memory(ray.get(self.board.reports.remote(), timeout=10))
         self.deploy()
 
@@ -197,14 +200,13 @@ def _delete(model: str) -> None:
         log.warning("a replica does not end; Ray Serve goes on ending it")
 
 
-def _check_resources(
-    cluster: ClusterOptions, machines: Sequence[Mapping[str, float]], remedy: str = "give fewer"
-) -> None:
+def _check_resources(cluster: ClusterOptions, machines: list[dict[str, float]], remedy: str = "give fewer") -> None:
     """Refuse what Ray would wait for without an end; a replica has all that it needs on one machine."""
+    rooms = [cluster.replicas] * len(machines)
     for name, key in (("replica_cpus", "CPU"), ("replica_gpus", "GPU")):
         if each := getattr(cluster, name):
-            room = sum(int(found.get(key, 0.0) / each + 1e-9) for found in machines)
-            if room < cluster.replicas:
+            rooms = [min(n, int(has.get(key, 0) / each + 1e-9)) for n, has in zip(rooms, machines, strict=True)]
+            if (room := sum(rooms)) < cluster.replicas:
                 problem = f"Ray has {key}s for {room} such replicas, and {cluster.replicas} are asked for; {remedy}"
                 raise InvalidInput(name.replace("_", "-"), each, problem)
 

@@ -39,9 +39,6 @@ class FakeRay:
     def start(self, **_: Any) -> None:
         pass
 
-    def available_resources(self) -> dict[str, float]:
-        return {"CPU": 8.0}
-
     def nodes(self) -> list[dict[str, Any]]:
         lost = {"Alive": False, "Resources": {"CPU": 99.0}}
         return [
@@ -84,6 +81,8 @@ class FakeRay:
 def use(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(run, "ray", ray)
     monkeypatch.setattr(run, "serve", ray)
+    free = {"a": {"CPU": 8.0, "GPU": 0.5}, "b": {"GPU": 0.5}}
+    monkeypatch.setattr(run, "available_resources_per_node", lambda: free)
     monkeypatch.setattr(run, "read_spec", lambda folder: SimpleNamespace(rows=4))
     return ray
 
@@ -181,6 +180,8 @@ def test_a_model_that_another_command_serves_is_refused_and_stays(
     [
         (ClusterOptions(1, replica_cpus=9), "cpu", "replica-cpus"),
         (ClusterOptions(6, replica_cpus=2), "cpu", "replica-cpus"),  # four on one machine and one on the other
+        (ClusterOptions(2, replica_cpus=5, replica_gpus=0.5), "cuda", "replica-cpus"),
+        (ClusterOptions(3, replica_cpus=2, replica_gpus=0.75), "cuda", "replica-gpus"),
         (ClusterOptions(2, replica_gpus=1), "cuda", "replica-gpus"),
         (ClusterOptions(1), "cuda", "replica-gpus"),  # all would share the first one
         (ClusterOptions(1, replica_gpus=1), "cuda:1", "device"),
