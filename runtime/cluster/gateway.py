@@ -133,7 +133,7 @@ class Gateway:
     async def _known(self) -> list[Report]:
         """The replicas' reports: those of before while the board cannot be asked, or has just started again.
 
-        Reports younger than `STALE_SECONDS` are given at once while new ones are asked for; else it waits for the board.
+        Reports younger than `STALE_SECONDS` are given at once while new ones are asked for; else the board is awaited.
         """
         now = time.monotonic()
         if now > self._ask_at:
