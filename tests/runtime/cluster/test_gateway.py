@@ -347,6 +347,8 @@ def test_more_than_the_machine_has_is_refused_rather_than_waited_for() -> None:
         _check_resources(ClusterOptions(replicas=3), [{"CPU": 2.0}])
     with pytest.raises(InvalidInput, match="replica-gpus"):
         _check_resources(ClusterOptions(1, replica_gpus=1.0), [{"CPU": 2.0}])
+    with pytest.raises(InvalidInput, match="for 1 such"):  # the CPUs of one machine are of no use to another's GPUs
+        _check_resources(ClusterOptions(2, replica_gpus=1.0), [{"CPU": 8.0}, {"CPU": 1.0, "GPU": 2.0}])
 
 
 def test_a_prompt_leads_to_the_replica_that_keeps_it_for_the_same_client_only() -> None:

@@ -197,7 +197,7 @@ def test_what_no_machine_of_the_cluster_has_is_refused_before_a_replica_starts(
     assert not ray.deployed
 
 
-def test_an_update_lets_old_replicas_end_their_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_update_lets_old_replicas_end_their_requests() -> None:
     deployment = run._deployment(4, RuntimeConfig(), ServerOptions("m", request_seconds=900.0), CLUSTER)
     assert deployment._deployment_config.graceful_shutdown_timeout_s > 900
 
