@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from engines.onnx.providers import Options, load_onnxruntime
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from engines.onnx.providers import Options
 
 SPIN_MICROSECONDS = 200
 """How long a thread of a session's pool spins for its next piece of a step before it sleeps. Within a step the pieces
@@ -32,13 +29,11 @@ def open_session(path: Path, threads: int, providers: Options | None, model: byt
             lie outside the arena, and what runs where is noted for `engines.onnx.providers.check_session`.
         model: a serialized graph that is run in place of the one in the file `path`, with the weights beside that.
     """
-    ort = load_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    if providers is None:  # a pattern would be kept for each shape of inputs, and blocks for patterns split the arena
-        options.enable_mem_pattern = False
+    options.enable_mem_pattern = False  # one would be kept for each shape of inputs, and their blocks split the arena
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
     # links out of its folder and, of a graph that is a link itself, out of the other: ONNX Runtime does not follow them
     folders = [path.parent.resolve(), *([path.resolve().parent] if model is None else [])]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
+import onnxruntime as ort
 import torch
 from torch import Tensor
 
@@ -15,12 +15,9 @@ from engines.buffers import Arena, LruCache
 from engines.cache.columns import ColumnCache, write_columns
 from engines.capture import ordered
 from engines.onnx.binding import Binding, open_session
-from engines.onnx.providers import check_cuda, check_session, cuda_options, load_onnxruntime
+from engines.onnx.providers import check_cuda, check_session, cuda_options
 from engines.placement import ONE_CORE, Placement
 from mtad.errors import refused_as
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 MAX_BINDINGS = 256
 """Bindings kept, one for each part of the cache and memory for logits. Prompts, whose logits are new memory each time,
@@ -73,17 +70,17 @@ class OnnxRuntimeEngine(Engine):
         model = without_slices(folder / graph) if packed else None
         self._session = open_session(folder / graph, threads, options, model)
         if stream is not None:
-            check_session(self._session)
+            check_session(self._session, folder / graph)
         super().__init__(spec, ColumnCache(spec, device, packed))
         self._packed, self._mask, self._new = packed, Arena(), Arena(device)  # steps do not overlap
         self._bindings: LruCache[tuple[int, ...], Binding] = LruCache(MAX_BINDINGS)
         self._returns_columns = spec.attention == "decomposed"
-        self._stream, self._run_options = stream, load_onnxruntime().RunOptions()
+        self._stream, self._run_options = stream, ort.RunOptions()
         self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the host does not wait
 
     @property
     def name(self) -> str:
-        return f"ONNX Runtime {load_onnxruntime().__version__}, {'cpu' if self.device.type == 'cpu' else 'cuda'}"
+        return f"ONNX Runtime {ort.__version__}, {'cpu' if self.device.type == 'cpu' else 'cuda'}"
 
     def step(self, step: Step) -> Tensor:
         if self._stream is not None:

@@ -7,34 +7,20 @@ of the session, an operator without a kernel goes to the CPU. Here each of these
 from __future__ import annotations
 
 from collections import Counter
-from types import ModuleType
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import onnx
+import onnxruntime as ort
 import torch
 
 from engines.quiet import quiet
-from mtad.errors import InvalidInput, imported
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from mtad.errors import InvalidInput
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """ONNX Runtime's names of the providers."""
 
-SHAPE_OPERATORS = frozenset(
-    {"Shape", "Size", "Constant", "ConstantOfShape", "Identity", "Cast", "Gather", "Slice", "Concat", "Squeeze"}
-    | {"Unsqueeze", "Reshape", "Range", "Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Equal", "Where"}
-)
-"""Operators that ONNX Runtime computes shapes with, which belong on the CPU whatever the provider. Each has a kernel
-for numbers on a GPU, so none of them is on the CPU for the lack of one."""
-
 Options = list[tuple[str, dict[str, str]]]
 """Providers and their options, as `onnxruntime.InferenceSession` takes them."""
-
-
-def load_onnxruntime() -> ModuleType:
-    """The module; torch's engines run without it."""
-    return imported("onnxruntime", "onnxruntime", "missing", "PyTorch engines do not need it")
 
 
 def check_cuda() -> None:
@@ -43,7 +29,6 @@ def check_cuda() -> None:
     Raises:
         InvalidInput: an ONNX Runtime without it.
     """
-    ort = load_onnxruntime()
     if PROVIDERS["cuda"] not in ort.get_available_providers():
         problem = f"the installed ONNX Runtime {ort.__version__} has no {PROVIDERS['cuda']}; install the extra cuda,"
         remedy = "remove the package onnxruntime, and install onnxruntime-gpu again: both have the same files"
@@ -61,30 +46,33 @@ def cuda_options(device: str, stream: int) -> Options:
     options = {
         "device_id": str(torch.device(device).index or 0),
         "user_compute_stream": str(stream),
-        # grow by what is asked for, not to the next power of two: the rest of the GPU belongs to the caches
-        "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "0",  # float32 means float32, as in torch
     }
     return [(PROVIDERS["cuda"], options)]
 
 
-def check_session(session: ort.InferenceSession) -> None:
+def check_session(session: ort.InferenceSession, graph: Path) -> None:
     """Whether a session runs on the GPU that it was opened for; its options must record the assignment of nodes.
 
+    ONNX Runtime computes shapes on the CPU whatever the provider. They are integers; the rest is not.
+
     Raises:
-        InvalidInput: the CUDA provider was left out of it, or an operator that computes numbers has no kernel there.
+        InvalidInput: the CUDA provider was left out of it, or a node whose result is not known to be integers is on the
+            CPU: its operator has no kernel on the GPU.
     """
-    ort = load_onnxruntime()
     if PROVIDERS["cuda"] not in session.get_providers():
         needed = f"it needs CUDA {getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9"
         remedy = f"(torch is built for CUDA {torch.version.cuda}); the extra cuda installs them"
         raise InvalidInput("provider", "cuda", f"ONNX Runtime could not load it (see its log): {needed} {remedy}")
+    model = onnx.shape_inference.infer_shapes(onnx.load(graph, load_external_data=False)).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in model.value_info}
+    shapes = {node.name for node in model.node if types.get(node.output[0]) == onnx.TensorProto.INT64}
     left = Counter(
         node.op_type
         for part in session.get_provider_graph_assignment_info()
         if part.ep_name == PROVIDERS["cpu"]
         for node in part.get_nodes()
-        if node.op_type not in SHAPE_OPERATORS
+        if node.name not in shapes
     )
     if left:
         found = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from engines.pytorch.experts import ON_GPU
 from engines.pytorch.fusion import fuse
 from engines.pytorch.hook import StepModel, freeze_rope
 from engines.pytorch.masked_attention import KERNEL, NAME
-
-log = logging.getLogger(__name__)
 
 
 def open_torch(folder: Path, spec: EngineSpec, placement: Placement) -> TorchEngine:
@@ -86,11 +83,8 @@ class TorchEngine(Engine):
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
     options: dict[str, Any] = {}
-    if torch.device(device).type != "cpu":
-        if find_spec("accelerate"):
-            options["device_map"] = {"": torch.device(device)}
-        else:
-            log.info("weights pass through the host's memory; with the package accelerate they would not")
+    if torch.device(device).type != "cpu" and find_spec("accelerate"):  # else by way of the host's memory
+        options["device_map"] = {"": torch.device(device)}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, trust_remote_code=False, **options
     )

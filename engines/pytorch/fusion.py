@@ -44,7 +44,7 @@ from engines.pytorch.fused_layers import (
     is_plain,
 )
 from engines.pytorch.hook import run_once
-from engines.pytorch.layer_ops import Norms
+from engines.pytorch.layer_ops import Norm
 from engines.pytorch.paged_cache import Rotation
 
 log = logging.getLogger(__name__)
@@ -185,10 +185,10 @@ def _with_norms(module: torch.nn.Module, names: Sequence[str], rotation: Rotatio
     found = [norm for name in names if (norm := RmsNorm.of(module.get_submodule(name)))]
     if len(found) < 2 or len({(norm.eps, norm.offset) for norm in found}) > 1:
         return rotation
-    query, key = found
     for name, norm in zip(names, found, strict=True):
         module.set_submodule(name, DeferredNorm(norm.weight, norm.eps, norm.offset))
-    return partial(rotation, norms=Norms(query.weight, key.weight, query.eps, query.offset))
+    query, key = (Norm(norm.weight, norm.eps, norm.offset) for norm in found)
+    return partial(rotation, norms=(query, key))
 
 
 def _call_instead(module: torch.nn.Module, called: Callable[..., Any], rotation: Rotation | _RopeProbe) -> None:

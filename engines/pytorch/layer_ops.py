@@ -129,15 +129,6 @@ def narrow_product(
     return out
 
 
-class Norms(NamedTuple):
-    """Root mean square norms of each head: weights [D] of queries and keys, `eps` and `offset` as of `rms_norm`."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
-    offset: float
-
-
 class PendingRope(NamedTuple):
     """Queries and keys that are yet to be rotated by their positions.
 
@@ -145,14 +136,14 @@ class PendingRope(NamedTuple):
         query: [R, H, S, D].
         key: [R, KV, S, D].
         cos, sin: [R, S, T], T <= D even: entries i and i + T / 2 of a head are rotated against each other.
-        norms: what both go through before.
+        norms: what each goes through before, weights [D], with one `eps` and one `offset`.
     """
 
     query: Tensor
     key: Tensor
     cos: Tensor
     sin: Tensor
-    norms: Norms | None = None
+    norms: tuple[Norm, Norm] | None = None
 
 
 def store_columns(
@@ -178,10 +169,10 @@ def store_columns(
     rows, kv_heads, steps, dim = key.shape
     width, heads, rotary = padded(dim), 0, 0
     query = out = cos = sin = key
-    norms = Norms(key, key, 0.0, 0.0)
+    of_query = of_key = Norm(key, 0.0, 0.0)
     if rope is not None:
         query, cos, sin = map(contiguous_last, (rope.query, rope.cos, rope.sin))
-        norms = rope.norms or norms
+        of_query, of_key = rope.norms or (of_query, of_key)
         heads, rotary = query.shape[1], cos.shape[2]
         cos, sin = (x.expand(rows, steps, rotary) for x in (cos, sin))
         assert cos.stride() == sin.stride()
@@ -191,14 +182,15 @@ def store_columns(
     assert page_table.stride(1) == 1
     with torch.cuda.device_of(key):  # type: ignore[no-untyped-call]
         kernels("layer_kernels").store_columns[steps, rows, -(-kv_heads // together) - (-heads // together)](
-            *(key, value, keys, values, page_table, write_at, query, out, cos, sin, norms.query, norms.key),
+            *(key, value, keys, values, page_table, write_at, query, out, cos, sin),
+            *(of_query.weight, of_key.weight),
             *(write_at.stride(0), page_table.stride(0), page_table.shape[1]),
             *key.stride()[:3],
             *value.stride()[:3],
             *(keys.stride(0), values.stride(0)),
             *query.stride()[:3],
             *cos.stride()[:2],
-            *(heads, kv_heads, norms.eps, norms.offset),
+            *(heads, kv_heads, of_key.eps, of_key.offset),
             HEAD=dim,
             WIDTH=width,
             HEADS=together,

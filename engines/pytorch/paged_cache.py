@@ -11,7 +11,7 @@ from transformers import Cache
 from engines.base import KV_PAGE
 from engines.cache.paged import gathered, slots
 from engines.pytorch.fixed_cache import cut
-from engines.pytorch.layer_ops import Norms, PendingRope, store_columns
+from engines.pytorch.layer_ops import Norm, PendingRope, store_columns
 from mtad.errors import InvalidInput
 
 
@@ -28,7 +28,7 @@ class Rotation:
         self.query: tuple[Tensor, Tensor] | None = None
 
     def __call__(
-        self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, norms: Norms | None = None
+        self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, norms: tuple[Norm, Norm] | None = None
     ) -> tuple[Tensor, Tensor]:
         if self.pending is not None:
             raise InvalidInput("attention", "triton", "a fused model runs in its engine only; load it again elsewhere")

@@ -11,13 +11,12 @@ import torch
 import yaml
 
 from engines.folder import open_engine
-from engines.onnx.providers import check_cuda
 from engines.placement import versions
 from engines.tensorrt_llm.library import RELEASE
 from engines.tensorrt_plan import load_runtime
 from export.options import ExportOptions
 from mtad import LLM, DecodingParams, RuntimeConfig
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 from runtime.pair import ROLES
 from runtime.tensorrt_llm.worker import WORKER, install, worker_config
 from scripts.gpu import models
@@ -34,7 +33,10 @@ def exported(run: Run) -> None:
         raise Skip("needs a GPU")
     format = "onnx" if run.check == "onnxruntime" else run.check
     try:
-        check_cuda() if format == "onnx" else load_runtime(format)
+        if format == "onnx":
+            imported("engines.onnx.providers", "onnxruntime", "missing", "install the extra cuda").check_cuda()
+        else:
+            load_runtime(format)
         if format == "tensorrt-llm":
             _require(RELEASE)
     except InvalidInput as refused:

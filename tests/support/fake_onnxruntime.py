@@ -42,7 +42,7 @@ class Session(ort.InferenceSession):  # type: ignore[misc]
         return [*self.asked, CPU] if hasattr(self, "asked") else super().get_providers()
 
     def get_provider_graph_assignment_info(self) -> Any:
-        shapes = {"Shape", "Squeeze", "Concat", "Gather"} | self.missing
+        shapes = {"Shape", "Squeeze"} | self.missing
 
         def moved(part: Any) -> Any:
             (node,) = part.get_nodes()

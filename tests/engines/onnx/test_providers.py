@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
+import onnx
 import onnxruntime as ort
 import pytest
 import torch
@@ -82,7 +84,6 @@ def test_a_session_is_opened_for_the_gpu_and_its_stream(folder: Path, monkeypatc
         CUDA: {
             "device_id": "0",
             "user_compute_stream": "7",
-            "arena_extend_strategy": "kSameAsRequested",
             "use_tf32": "0",
         }
     }
@@ -92,6 +93,16 @@ def test_an_operator_without_a_kernel_is_refused_and_named(folder: Path, monkeyp
     monkeypatch.setattr(Session, "missing", frozenset({"TensorScatter", "Attention"}))
     with pytest.raises(InvalidInput, match=r"no CUDA kernel for 2 Attention, 4 TensorScatter; export with"):
         opened(folder, SPEC, monkeypatch)
+
+
+def test_an_operator_that_also_computes_shapes_may_do_nothing_else_on_the_cpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "missing", frozenset({"Reshape"}))
+    layers = sum(node.op_type == "Reshape" for node in onnx.load(folder / "model.onnx").graph.node)
+    with pytest.raises(InvalidInput, match=r"no CUDA kernel for (\d+) Reshape") as refused:
+        opened(folder, SPEC, monkeypatch)
+    assert 0 < int(re.findall(r"(\d+) Reshape", str(refused.value))[0]) < layers, "those of shapes may be there"
 
 
 @pytest.mark.usefixtures("gpu")
