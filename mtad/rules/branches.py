@@ -57,7 +57,10 @@ def traversal(row, scored, bonus):
             weights[depth] = min(weights[depth - 1] * p / q, 1.0) if q > 0.0 else 1.0
             lefts.append(left_after(scored, child))
         elif node < 0 or (weights[depth] > 0.0 and scored.accept[node] < weights[depth]):
-            return give(lefts[depth], node, bonus)
+            left = lefts[depth]
+            count = bonus.count[0] = len(left.p)
+            bonus.ids[:count], bonus.weights[:count] = left.p_ids, left.p
+            return node
         else:
             lefts.pop()
             depth -= 1
@@ -115,11 +118,3 @@ def reject(left, token, weight):
         left.p[:] = rest / mass
     left.q[np.searchsorted(left.q_ids, token)] = 0.0
     return mass
-
-
-@compiled
-def give(left, node, bonus):
-    """Keep `node`; the bonus token comes from what is left of p after it, of a leaf from p."""
-    count = bonus.count[0] = len(left.p)
-    bonus.ids[:count], bonus.weights[:count] = left.p_ids, left.p
-    return node
