@@ -17,7 +17,7 @@ from mtad.errors import Failed, InvalidInput
 from mtad.params import DecodingParams
 from runtime.config import RuntimeConfig
 from runtime.llm import LLM
-from runtime.output.stream import Choice, OutputDelta, Stream
+from runtime.output.stream import Choice, Inbox, OutputDelta, Stream
 from runtime.pair import Pair
 from runtime.prompts import Prompt, several
 from runtime.resting import RestingThread, Turn
@@ -62,8 +62,7 @@ class AsyncLLM:
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self.state = "new"
         self.cause: BaseException | None = None
-        self._changed = threading.Condition()  # guards `state` and `_choices`
-        self._choices: dict[int, Choice] = {}  # of the requests that have not ended
+        self._changed = threading.Condition()  # guards `state`; the engine takes it only where it has nothing to do
         self._cancelled = deque[Request]()  # added to without the lock
         self.turn = Turn()
         self._long_texts = RestingThread(self.turn)
@@ -132,10 +131,11 @@ class AsyncLLM:
 
         requests = await self.in_thread(size, make_requests)
         stream = Stream(requests, self._cancel)
+        for index, request in enumerate(requests):
+            request.choice = Choice(stream.inbox, index)
         with self._changed:
             self._check_open()
             self.llm.loop.scheduler.submit(*requests)
-            self._choices |= {r.id: Choice(r, stream.inbox, index) for index, r in enumerate(requests)}
             self._changed.notify()
         return stream
 
@@ -203,46 +203,42 @@ class AsyncLLM:
             log.critical("the engine stopped", exc_info=error)
             with self._changed:
                 self.state, self.cause = "stopped", error
-            for choice in self._choices.values():
-                request = choice.request
+            left = [*loop.scheduler.requests, *loop.ended]
+            for request in left:
                 if request.finish_reason is None:
                     request.finish_reason, request.error = "error", RequestFailed(f"the engine stopped: {error}")
-            self._deliver([choice.request for choice in self._choices.values()])
+            self._deliver(left)
 
     def _receive(self) -> bool:
         """Wait for something to do, and cancel what is to be cancelled; False when there is nothing left to do."""
         loop = self.llm.loop
-        with self._changed:
-            while not self._cancelled and loop.idle:
-                if self.state != "open":
-                    self.state = "stopped"
-                    return False
-                self._changed.wait()
-            cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
-            if self.state == "cancelling":
-                cancelled = [choice.request for choice in self._choices.values()]
+        while not self._cancelled and loop.idle:
+            with self._changed:
+                if not self._cancelled and loop.idle:
+                    if self.state != "open":
+                        self.state = "stopped"
+                        return False
+                    self._changed.wait()
+        cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+        if self.state == "cancelling":
+            cancelled = [*loop.scheduler.requests]
         if cancelled:  # which looks through the whole queue
             loop.cancel(cancelled)
         return True
 
     def _deliver(self, ended: list[Request]) -> None:
-        deltas: dict[asyncio.AbstractEventLoop, list[tuple[Choice, OutputDelta]]] = {}
-        ids = dict.fromkeys(request.id for request in (*self.llm.loop.scheduler.running, *ended))
-        with self._changed:  # `submit_many` queues a request and adds its choice under the same lock
-            choices = [self._choices[id] for id in ids]
-            for request in ended:
-                del self._choices[request.id]
-        for choice in choices:
-            delta = choice.delta()
-            if delta:
-                deltas.setdefault(choice.inbox.loop, []).append((choice, delta))
+        deltas: dict[asyncio.AbstractEventLoop, list[tuple[Request, Inbox, OutputDelta]]] = {}
+        for request in dict.fromkeys((*self.llm.loop.scheduler.running, *ended)):
+            choice = request.choice
+            if choice and (delta := choice.delta(request)):
+                deltas.setdefault(choice.inbox.loop, []).append((request, choice.inbox, delta))
         for event_loop, batch in deltas.items():
             try:
                 event_loop.call_soon_threadsafe(_put, batch)
             except RuntimeError:  # that event loop is closed
-                self.llm.loop.cancel([choice.request for choice, _ in batch])
+                self.llm.loop.cancel([request for request, _, _ in batch])
 
 
-def _put(batch: list[tuple[Choice, OutputDelta]]) -> None:
-    for choice, delta in batch:
-        choice.inbox.put(delta)
+def _put(batch: list[tuple[Request, Inbox, OutputDelta]]) -> None:
+    for _, inbox, delta in batch:
+        inbox.put(delta)

@@ -30,9 +30,8 @@ class OutputDelta(Output):
 
 @dataclass(eq=False)
 class Choice:
-    """A request and how much of it was sent; owned by the engine's thread."""
+    """How much of a request its stream was sent; owned by the engine's thread."""
 
-    request: Request
     inbox: Inbox
     index: int
     tokens: int = 0
@@ -40,9 +39,9 @@ class Choice:
     drafted: int = 0
     accepted: int = 0
 
-    def delta(self) -> OutputDelta | None:
+    def delta(self, request: Request) -> OutputDelta | None:
         """What is new since the last call; None if nothing is."""
-        request, at = self.request, self.tokens
+        at = self.tokens
         ended = request.finish_reason is not None
         upto = len(request.text) if ended else request.stable
         if not ended and at == len(request.tokens) and self.characters >= upto:
@@ -116,7 +115,7 @@ class Stream:
 
     def whole(self) -> list[OutputDelta]:
         """All output of each choice as one delta, when every choice has ended."""
-        deltas = [Choice(request, self.inbox, index).delta() for index, request in enumerate(self.requests)]
+        deltas = [Choice(self.inbox, index).delta(request) for index, request in enumerate(self.requests)]
         return [delta for delta in deltas if delta]
 
     def cancel(self) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runtime.constraints.follower import Grammar
     from runtime.decoder.draft_details import TokenDetails
     from runtime.output.detokenizer import Detokenizer
+    from runtime.output.stream import Choice
     from runtime.speculation.lookup import Text
 
 EXPECTED, CAUTION, RECENT = 0.8, 12, 64
@@ -95,6 +96,7 @@ class Request:
         index: which of the prompt's `n` choices it is.
         client: who asks; rows are shared out fairly among clients.
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
+        choice: of one that is streamed, what its stream was sent.
         arrived: `time.perf_counter()` when it was made.
         place: in the queue, which it goes back to where it gives up its row.
         grammar: the compiled language of a constrained one.
@@ -125,6 +127,7 @@ class Request:
     priority: int = 0
     client: str = ""
     salt: int = 0
+    choice: Choice | None = None
     arrived: float = field(default_factory=time.perf_counter)
     place: Place = (0, 0)
     grammar: Grammar | None = None
