@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mtad.errors import InvalidInput
+from mtad.errors import InvalidInput, imported
 
 if TYPE_CHECKING:
     from engines.base import Engine, EngineSpec
@@ -81,7 +80,8 @@ class Kind:
     def open(self, folder: Path, spec: EngineSpec, placement: Placement) -> Engine:
         """Open a folder of this kind; what only this kind needs is imported now."""
         module, _, name = self.opener.partition(":")
-        function: Callable[..., Engine] = getattr(importlib.import_module(module), name)
+        found = imported(module, "format", self.format, "install the package that runs it")
+        function: Callable[..., Engine] = getattr(found, name)
         return function(folder, spec, placement)
 
 

@@ -27,7 +27,7 @@ class Placement:
         provider: of ONNX graphs, as in `engines.kinds.KINDS`: `openvino` (docs/openvino.md), or ONNX Runtime's
             (docs/onnxruntime.md); default: ONNX Runtime's of the device.
         compute: of provider openvino, one of `engines.openvino.engine.COMPUTE`; default: bfloat16 where the CPU has it.
-        kv_cache: of provider openvino, one of `engines.openvino.engine.KV_CACHE`; default: as `compute`.
+        kv_cache: of provider openvino, `u8` or as `compute`, which is the default.
         attention: of torch engines, one of `engines.pytorch.attention.ATTENTION` (docs/gpu.md); default: by device.
 
     Raises:

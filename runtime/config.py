@@ -47,7 +47,7 @@ class RuntimeConfig:
             bfloat16, or if the target is quantized and a timing finds it faster; else cpu.
         compute: Type that OpenVINO computes in: float32 or bfloat16; by default, bfloat16 where the CPU has
             instructions for it and the weights are not quantized.
-        kv_cache: Type that OpenVINO keeps its cache in: float32, bfloat16 or u8; by default, the one it computes in.
+        kv_cache: Type that OpenVINO keeps its cache in: u8, or the one it computes in, which is the default.
         attention: Attention implementation of PyTorch engines: sdpa, or triton on a GPU; by default, that of the
             device.
         graphs: Capture whole blocks as CUDA graphs, on a GPU; else the host decides what is drafted and accepted.

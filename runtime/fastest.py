@@ -68,7 +68,7 @@ def fastest_placement(folder: Path, spec: EngineSpec, placement: Placement) -> P
         placement: on OpenVINO; what is returned if that is the faster one.
     """
     cpu = {line for line in CPU.read_text().splitlines() if line[:5] in ("model", "flags")} if CPU.is_file() else ()
-    about = sorted(cpu), spec, placement, versions("onnxruntime", "onnxruntime-gpu", "openvino")
+    about = sorted(cpu), spec, placement, versions("mtad", "onnxruntime", "onnxruntime-gpu", "openvino")
     key = f"fastest-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     places = {"openvino": placement, "cpu": replace(placement, provider="cpu", compute=None, kv_cache=None)}
     for name, own in places.items():

@@ -7,6 +7,7 @@ of the session, an operator without a kernel goes to the CPU. Here each of these
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -54,19 +55,18 @@ def cuda_options(device: str, stream: int) -> Options:
 def check_session(session: ort.InferenceSession, graph: Path) -> None:
     """Whether a session runs on the GPU that it was opened for; its options must record the assignment of nodes.
 
-    ONNX Runtime computes shapes on the CPU whatever the provider. They are integers; the rest is not.
+    ONNX Runtime computes shapes on the CPU whatever the provider. Integers and booleans are taken for shapes; what the
+    layers compute is neither.
 
     Raises:
-        InvalidInput: the CUDA provider was left out of it, or a node whose result is not known to be integers is on the
-            CPU: its operator has no kernel on the GPU.
+        InvalidInput: the CUDA provider was left out of it, or a node with another result, or one of a type that is not
+            known, is on the CPU.
     """
     if PROVIDERS["cuda"] not in session.get_providers():
         needed = f"it needs CUDA {getattr(ort, 'cuda_version', '') or '?'} and cuDNN 9"
         remedy = f"(torch is built for CUDA {torch.version.cuda}); the extra cuda installs them"
         raise InvalidInput("provider", "cuda", f"ONNX Runtime could not load it (see its log): {needed} {remedy}")
-    model = onnx.shape_inference.infer_shapes(onnx.load(graph, load_external_data=False)).graph
-    types = {value.name: value.type.tensor_type.elem_type for value in model.value_info}
-    shapes = {node.name for node in model.node if types.get(node.output[0]) == onnx.TensorProto.INT64}
+    shapes = set(_shapes(onnx.shape_inference.infer_shapes(onnx.load(graph, load_external_data=False)).graph))
     left = Counter(
         node.op_type
         for part in session.get_provider_graph_assignment_info()
@@ -76,6 +76,17 @@ def check_session(session: ort.InferenceSession, graph: Path) -> None:
     )
     if left:
         found = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
-        problem = f"ONNX Runtime {ort.__version__} has no CUDA kernel for {found}"
+        problem = f"ONNX Runtime {ort.__version__} leaves {found} on the CPU, for which it may have no CUDA kernel"
         remedy = "export with --attention decomposed, in another precision, or with --to torch"
         raise InvalidInput("provider", "cuda", f"{problem}; {remedy}")
+
+
+def _shapes(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of nodes whose result is integers or booleans, in the bodies of loops as well."""
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    for node in graph.node:
+        if types.get(node.output[0]) in (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL):
+            yield node.name
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _shapes(attribute.g)

@@ -17,15 +17,14 @@ from engines.kinds import QUANTIZED
 from engines.openvino.cache import Array, OpenVinoCache
 from engines.openvino.graph import PAGE, computes_bfloat16, load_openvino, read_graph, transpose_weights
 from engines.openvino.run import Run
-from engines.placement import Placement
+from engines.placement import Placement, cores
 from mtad.errors import InvalidInput
 
 COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
 """OpenVINO's names of the types that it computes in."""
 
-KV_CACHE = {**COMPUTE, "u8": "u8"}
-"""OpenVINO's names of the types that it keeps its cache in; `u8` has a scale and a zero point per channel of a page's
-keys, and per token of its values."""
+SMT = Path("/sys/devices/system/cpu/smt/active")
+"""Linux says there whether a core runs two threads: OpenVINO takes one of them (`cpu_map_scheduling.cpp`)."""
 
 
 class OpenVinoEngine(Engine):
@@ -50,14 +49,14 @@ class OpenVinoEngine(Engine):
         has_bfloat16 = computes_bfloat16()
         compute = placement.compute or ("bfloat16" if has_bfloat16 and spec.precision not in QUANTIZED else "float32")
         kv_cache = placement.kv_cache or compute
-        for name, value, known in (("compute", compute, COMPUTE), ("kv_cache", kv_cache, KV_CACHE)):
+        for name, value, known in (("compute", compute, list(COMPUTE)), ("kv_cache", kv_cache, [compute, "u8"])):
             if value not in known:
                 raise InvalidInput(name, value, f"give one of {', '.join(known)}")
-            if value == "bfloat16" and not has_bfloat16:
-                raise InvalidInput(name, value, "this CPU has no instructions for it; give float32")
+        if compute == "bfloat16" and not has_bfloat16:
+            raise InvalidInput("compute", compute, "this CPU has no instructions for it; give float32")
         options = {
             "INFERENCE_PRECISION_HINT": COMPUTE[compute],
-            "KV_CACHE_PRECISION": KV_CACHE[kv_cache],
+            "KV_CACHE_PRECISION": COMPUTE.get(kv_cache, kv_cache),
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": placement.threads,
             "ENABLE_CPU_PINNING": placement.threads >= (os.cpu_count() or 1),  # every process would take the first
@@ -65,7 +64,8 @@ class OpenVinoEngine(Engine):
         }
         self._types = f"{compute}{f', cache {kv_cache}' if kv_cache != compute else ''}"
         model = read_graph(folder / "model.onnx", spec)
-        if placement.threads > 1 and compute == "bfloat16":
+        used = cores() // 2 if SMT.exists() and SMT.read_text().strip() == "1" else cores()
+        if min(placement.threads, used) > 1 and compute == "bfloat16":
             transpose_weights(model)
         compiled = self._ov.Core().compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()

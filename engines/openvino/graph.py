@@ -48,8 +48,12 @@ def load_openvino() -> ModuleType:
 
 
 def computes_bfloat16() -> bool:
-    """Whether OpenVINO finds instructions for bfloat16 in this CPU."""
-    return "BF16" in load_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    """Whether OpenVINO's paged attention computes in bfloat16 on this CPU.
+
+    It has to have AVX-512, which Winograd convolutions are a sign of: CPUs that have bfloat16 for AVX2 alone (Arrow
+    Lake, Lunar Lake) are said to have it as well (`plugin.cpp`), and paged attention breaks there (`executor_pa.cpp`).
+    """
+    return {"BF16", "WINOGRAD"} <= set(load_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
 def read_graph(path: Path, spec: EngineSpec) -> Any:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import onnx
@@ -21,6 +22,7 @@ from transformers import LlamaForCausalLM
 from engines.base import Step
 from engines.folder import open_engine, read_spec
 from engines.openvino import engine as openvino_engine
+from engines.openvino import graph as openvino_graph
 from engines.openvino.engine import OpenVinoEngine
 from engines.openvino.graph import computes_bfloat16
 from engines.placement import ONE_CORE, Placement, cores
@@ -290,6 +292,7 @@ def test_lossless_methods_keep_the_distribution_of_the_target_in_the_fewest_bits
     [
         (RuntimeConfig(compute="bfloat16"), "compute"),
         (RuntimeConfig(provider="openvino", compute="float8"), "compute"),
+        (RuntimeConfig(provider="openvino", compute="float32", kv_cache="bfloat16"), "kv_cache"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_by_name(folder: Path, config: RuntimeConfig, field: str) -> None:
@@ -297,20 +300,34 @@ def test_options_that_do_not_go_together_are_refused_by_name(folder: Path, confi
         LLM(folder, config)
 
 
-@pytest.mark.parametrize(
-    ("placement", "field"),
-    [
-        (Placement(provider="openvino", compute="bfloat16"), "compute"),
-        (Placement(provider="openvino", compute="float32", kv_cache="bfloat16"), "kv_cache"),
-    ],
-)
-def test_bfloat16_is_refused_by_name_where_the_cpu_has_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement, field: str
+@pytest.mark.skipif(not computes_bfloat16(), reason="no bfloat16 on this CPU")
+@pytest.mark.parametrize(("threads_of_a_core", "fuses"), [("1\n", False), ("0\n", True)])
+def test_an_mlp_is_fused_only_where_openvino_has_two_threads(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads_of_a_core: str, fuses: bool
+) -> None:
+    """With one, which it takes of a core that runs two, it would divide by zero."""
+    (tmp_path / "active").write_text(threads_of_a_core)
+    fuse = Mock()
+    monkeypatch.setattr(openvino_engine, "SMT", tmp_path / "active")
+    monkeypatch.setattr(openvino_engine, "cores", lambda: 2)
+    monkeypatch.setattr(openvino_engine, "transpose_weights", fuse)
+    open_engine(folder / "target", Placement(provider="openvino", threads=2, compute="bfloat16"))
+    assert fuse.called is fuses
+
+
+@pytest.mark.parametrize("capabilities", [["FP32"], ["FP32", "BF16"]])
+def test_bfloat16_is_refused_by_name_where_the_cpu_has_none_or_not_with_avx512(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capabilities: list[str]
 ) -> None:
     """OpenVINO itself would compute in float32, or fail with an error of its own."""
+    core = Mock()
+    core.return_value.get_property.return_value = capabilities
+    monkeypatch.setattr(openvino_graph, "load_openvino", lambda: SimpleNamespace(Core=core))
+    with pytest.raises(InvalidInput, match="compute = 'bfloat16': this CPU has no instructions for it"):
+        open_engine(folder / "target", Placement(provider="openvino", compute="bfloat16"))
+    monkeypatch.undo()
     monkeypatch.setattr(openvino_engine, "computes_bfloat16", lambda: False)
-    with pytest.raises(InvalidInput, match=f"{field} = 'bfloat16': this CPU has no instructions for it"):
-        open_engine(folder / "target", placement)
+    assert "float32" in open_engine(folder / "target", Placement(provider="openvino")).name
 
 
 def test_a_missing_library_is_named_with_its_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
