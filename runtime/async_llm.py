@@ -62,7 +62,7 @@ class AsyncLLM:
         self.llm = llm if isinstance(llm, LLM) else LLM(llm, config)
         self.state = "new"
         self.cause: BaseException | None = None
-        self._changed = threading.Condition()  # guards `state`; the engine takes it only where it has nothing to do
+        self._changed = threading.Condition()  # guards `state`: nothing is queued once it is not open
         self._cancelled = deque[Request]()  # added to without the lock
         self.turn = Turn()
         self._long_texts = RestingThread(self.turn)

@@ -229,8 +229,8 @@ class DecodingLoop:
 
     def _release(self, request: Request) -> None:
         """A request has ended: its row, if it has one, goes to the next."""
+        self.ended.append(request)  # first: of an engine that breaks down here, it is told as well
         self.planner.record_end(request)
         self.lookups.record_end(request)
         self.scheduler.retire(request, self.caches)
         self.output.end(request)
-        self.ended.append(request)

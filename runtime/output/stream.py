@@ -30,7 +30,7 @@ class OutputDelta(Output):
 
 @dataclass(eq=False)
 class Choice:
-    """How much of a request its stream was sent; owned by the engine's thread."""
+    """How much of a request has gone to its stream; owned by the engine's thread."""
 
     inbox: Inbox
     index: int

@@ -96,7 +96,7 @@ class Request:
         index: which of the prompt's `n` choices it is.
         client: who asks; rows are shared out fairly among clients.
         salt: keys and values of the prompt are reused for prompts with the same salt only; 0 is common.
-        choice: of one that is streamed, what its stream was sent.
+        choice: of one that is streamed, how much of it has gone to its stream.
         arrived: `time.perf_counter()` when it was made.
         place: in the queue, which it goes back to where it gives up its row.
         grammar: the compiled language of a constrained one.

@@ -215,9 +215,11 @@ class Scheduler:
         """
         while not caches.fits(self.running, self.lookahead) and len(self.holders) > 1:
             last = max(self.holders, key=lambda request: request.place)  # of the least priority, back to its place
-            self._leave(last, caches)
-            with self._lock:
-                self._queue(last)
+            try:
+                self._leave(last, caches)
+            finally:
+                with self._lock:
+                    self._queue(last)
             last.target_cached = last.auxiliary_cached = 0  # are computed anew, later
             last.statistics.preemptions += 1
         return list(self.running)

@@ -187,6 +187,26 @@ async def test_a_broken_invariant_stops_the_engine_and_fails_everyone_with_the_c
         assert isinstance(caught.value.__cause__, AssertionError)
 
 
+async def test_an_engine_that_breaks_between_two_requests_leaves_no_stream_waiting(llm: LLM) -> None:
+    gate = Gate(llm)
+
+    def broken(*_: int) -> None:
+        raise AssertionError("the row cannot be moved")
+
+    async with AsyncLLM(llm) as engine:
+        ends = await engine.submit(PROMPTS[0], replace(LONG, max_tokens=40))
+        await asyncio.to_thread(until, lambda: gate.holds)
+        goes_on = await engine.submit(PROMPTS[1], LONG)
+        gate.let(1)
+        await asyncio.to_thread(until, lambda: engine.statistics()["running"] == 2)
+        vars(llm.loop.caches)["move"] = broken
+        gate.open()
+        async with asyncio.timeout(PATIENCE):
+            assert (await ends.result()).finish_reason == "length"
+            with pytest.raises(RequestFailed, match="cannot be moved"):
+                await goes_on.result()
+
+
 async def test_an_engine_that_hangs_keeps_no_process_from_ending(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.async_llm.STOP_SECONDS", 0.1)
     gate, engine = Gate(llm), AsyncLLM(llm)
