@@ -83,7 +83,7 @@ def check_session(session: ort.InferenceSession, graph: Path) -> None:
 
 def _shapes(graph: onnx.GraphProto) -> Iterator[str]:
     """The names of nodes whose result is integers or booleans, in the bodies of loops as well."""
-    types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
     for node in graph.node:
         if types.get(node.output[0]) in (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL):
             yield node.name
