@@ -10,6 +10,8 @@ COPY export export
 COPY mtad mtad
 COPY runtime runtime
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
+# compiled kernels, also of a user without a home
+ENV TRITON_HOME=/tmp
 # the kernels' launcher is compiled in C at their first launch
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
     && pip install --no-cache-dir --constraint constraints.txt '.[serve,gpu]'

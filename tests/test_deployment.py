@@ -17,6 +17,7 @@ from runtime.commands import serve
 from runtime.decoder.host_runner import compile_rules
 from runtime.scheduler.request import Request
 from runtime.scheduler.scheduler import Scheduler
+from runtime.triton.options import TritonOptions
 from runtime.triton.repository import config
 from runtime.triton.tensors import INPUTS
 from tests.support.commands import Run
@@ -46,10 +47,17 @@ def test_ports_volumes_and_times_of_the_manifest_fit_together(manifest: dict[str
     assert {one["targetPort"]: one["port"] for one in manifest["Service"]["spec"]["ports"]} == ports
     assert all(container[probe]["httpGet"]["port"] in ports for probe in ("startupProbe", "readinessProbe"))
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
-    (seconds,) = [one.partition("=")[2] for one in container["command"] if one.startswith("--exit-timeout-secs")]
+    (seconds,) = [one.partition("=")[2] for one in container["args"] if one.startswith("--exit-timeout-secs")]
     command, before = container["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
+    assert int(seconds) >= TritonOptions.request_seconds, "a request that was accepted ends"
     assert pod["terminationGracePeriodSeconds"] > int(seconds) + int(before)
+
+
+def test_clients_cannot_give_the_pod_models_of_their_own(manifest: dict[str, Any]) -> None:
+    """Which Triton runs as it runs: files of a model may come in the request (its `extension_model_repository.md`)."""
+    (container,) = manifest["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert not any("model-control-mode" in argument for argument in container["args"])
 
 
 def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) -> None:
@@ -63,7 +71,6 @@ def test_the_liveness_probe_is_a_request_of_the_model(manifest: dict[str, Any]) 
         Scheduler(rows=1, capacity=4096).check(request)
     assert set(yaml.safe_load(found[1])) <= {tensor.name for tensor in INPUTS}
     (model,) = set(re.findall(r"/v2/models/(\w+)", (DOCS / "kubernetes.yaml").read_text()))
-    assert f"--load-model={model}" in container["command"]
     assert f'name: "{model}"' in config(model)
 
 
