@@ -21,7 +21,7 @@ RUN python -c "from runtime.decoder.host_runner import compile_rules; compile_ru
 # compiled kernels, also of a user without a home
 ENV TRITON_HOME=/tmp
 EXPOSE 8000
-# which it heeds while the pair opens as well, as the first process of a container does not heed SIGTERM
+# until it serves, a container's first process ignores SIGTERM; SIGINT ends it while the pair opens as well
 STOPSIGNAL SIGINT
 HEALTHCHECK --start-period=600s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ping', timeout=5)"]
 ENTRYPOINT ["mtad", "serve"]
