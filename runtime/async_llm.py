@@ -212,9 +212,9 @@ class AsyncLLM:
     def _receive(self) -> bool:
         """Wait for something to do, and cancel what is to be cancelled; False when there is nothing left to do."""
         loop = self.llm.loop
-        while not self._cancelled and loop.idle:
+        if loop.idle:
             with self._changed:
-                if not self._cancelled and loop.idle:
+                while not self._cancelled and loop.idle:
                     if self.state != "open":
                         self.state = "stopped"
                         return False

@@ -53,7 +53,7 @@ class OpenVinoEngine(Engine):
             if value not in known:
                 raise InvalidInput(name, value, f"give one of {', '.join(known)}")
         if compute == "bfloat16" and not has_bfloat16:
-            raise InvalidInput("compute", compute, "this CPU has no instructions for it; give float32")
+            raise InvalidInput("compute", compute, "this CPU has no instructions for it (AVX512-BF16); give float32")
         options = {
             "INFERENCE_PRECISION_HINT": COMPUTE[compute],
             "KV_CACHE_PRECISION": COMPUTE.get(kv_cache, kv_cache),

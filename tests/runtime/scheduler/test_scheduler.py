@@ -272,6 +272,24 @@ def test_requests_give_up_their_rows_until_a_block_fits_and_wait_where_they_were
     assert scheduler._accounts == {"": before[""] + preempted.cost}, "its client had what was computed for it"
 
 
+def test_a_request_whose_row_cannot_be_given_away_is_still_known() -> None:
+    """Else nobody would tell it that the engine broke down."""
+
+    class Broken(Memory):
+        def fits(self, requests: Sequence[Request], lookahead: int) -> bool:
+            return len(requests) < 2
+
+        def release(self, row: int) -> None:
+            raise AssertionError("rows are lost")
+
+    scheduler = Scheduler(rows=2, capacity=256)
+    scheduler.submit(make_request(0), make_request(1))
+    admit(scheduler)
+    with pytest.raises(AssertionError, match="rows are lost"):
+        scheduler.make_room(cast(Any, Broken()))
+    assert sorted(request.id for request in scheduler.requests) == [0, 1]
+
+
 def test_the_tests_own_check_notices_what_must_not_be() -> None:
     def running() -> Scheduler:
         scheduler = Scheduler(rows=2, capacity=256)
